@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["any_of", "doubled", "jittered"]
 
 T = TypeVar("T")
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
-
 
 class Clock(Protocol):
     """The core's view of time. Tests and the simulator bring their own."""

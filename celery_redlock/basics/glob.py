@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, AnyStr
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["escaped", "head_of", "matcher"]
 
 _TOKEN = re.compile(
     rb"\\(?P<literal>.)"

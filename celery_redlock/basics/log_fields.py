@@ -9,8 +9,6 @@ and searches can rely on them while texts change. All events and their facts are
 
 from __future__ import annotations
 
-__all__ = ["log_fields"]
-
 
 def log_fields(event: str, **facts: object) -> dict[str, object]:
     """Return the ``extra`` of a log line.

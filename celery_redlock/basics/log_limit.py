@@ -6,8 +6,6 @@ import math
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
 
-__all__ = ["LogLimit"]
-
 _EVERY = 60.0  # seconds, at least, between two lines
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.basics.clock import Clock
 
-__all__ = ["Background", "OfOneProcess", "ThreadRun", "is_ending", "start_thread"]
 
 _ONE = 0  # the key in a dict of one: `setdefault` is atomic
 _BEGINS_WITHIN = 1.0  # seconds for a thread to begin

@@ -16,22 +16,6 @@ from celery_redlock.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = [
-    "DOES_NOT_KNOW",
-    "ErrorReply",
-    "PythonReader",
-    "ReplyReader",
-    "may_evict",
-    "new_reader",
-    "pack",
-    "pack_words",
-    "python_pack",
-    "refusal_of",
-    "unknown_command",
-    "unsendable",
-    "word_of",
-]
-
 
 _LENGTH = re.compile(rb"-1|0|[1-9][0-9]{0,18}")
 _NUMBERS = {b":": re.compile(rb"0|-?[1-9][0-9]{0,18}"), b"$": _LENGTH, b"*": _LENGTH}

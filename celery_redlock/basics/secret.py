@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["SecretUrl", "hidden", "mask_url"]
-
 _HOST = r"(?:\[[0-9A-Fa-f:.%]*\]|[^\[\]:/?#%,]*)(?::\d*)?"
 _HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:[/?#]|$)")
 

@@ -24,7 +24,6 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Waker", "new_selector"]
 
 _READ_SIZE = 4096
 _POLLIN, _POLLOUT = 1, 4  # in every system; gevent removes the names it replaces

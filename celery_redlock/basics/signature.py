@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["hidden_parameters", "signature_of"]
 
 _OPTIONS: dict[str, Any] = {}
 if sys.version_info >= (3, 14):  # annotations that do not resolve must not be evaluated

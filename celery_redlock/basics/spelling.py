@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["did_you_mean"]
-
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a sentence that names the nearest known word, or all of them."""

@@ -8,24 +8,6 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = [
-    "MOST_ID",
-    "MOST_TOLD",
-    "check_id",
-    "cut_to",
-    "fields_of",
-    "is_encodable",
-    "is_id",
-    "is_line",
-    "line_of",
-    "number_in",
-    "on_nodes",
-    "printable",
-    "printable_line",
-    "seconds_in",
-    "width_of",
-]
-
 MOST_ID = 1024
 """The bytes of the longest task id. Celery's own ids have 36."""
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from celery_redlock.errors import ConfigurationError
 
-__all__ = ["Timing", "seconds_of"]
-
 _LEAST_ROUNDS = 3
 
 

@@ -61,17 +61,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.wire.requests import ScriptRequest
 
-__all__ = [
-    "MARGIN",
-    "Place",
-    "is_first",
-    "join_backlog",
-    "keep_place",
-    "leave_backlog",
-    "note_run",
-    "number_in_backlog",
-    "place_of_next",
-]
 
 MARGIN = 10.0  # seconds that a call may be late to look again, and keeps its place
 

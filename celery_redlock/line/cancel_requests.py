@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.lease import Holder
     from celery_redlock.locks.redlock import Redlock
 
-__all__ = ["ask_to_end"]
-
 
 def ask_to_end(redlock: Redlock, key: str, holder: Holder, by: str) -> int:
     """Store a request with the lock that asks its holder to end.

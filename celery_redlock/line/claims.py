@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.quorum import Ballot
     from celery_redlock.wire.requests import ScriptRequest
 
-__all__ = ["PENDING", "Claims", "ExistingJob"]
 
 PENDING = 10.0  # seconds of a claim whose message is on its way
 _TRIES = 5  # while votes are split

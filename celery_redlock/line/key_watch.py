@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.wire.pubsub import Waiter, WakeupListener
 
-__all__ = ["OTHERS_FIRST", "KeyWatch"]
 
 OTHERS_FIRST = -1  # for no holder is there room, since it is the turn of another call
 

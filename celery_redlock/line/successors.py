@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from celery_redlock.scripts import Script
     from celery_redlock.wire.requests import ScriptRequest
 
-__all__ = ["RegisterReply", "SuccessorRegister", "note_published", "withdraw"]
 
 _MS = 1000
 

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.quorum import Ballot
     from celery_redlock.wire.requests import Nodes, ScriptRequest
 
-__all__ = ["Extension"]
 
 _MS = 1000
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.permits import Choice, Occupancy
     from celery_redlock.wire.quorum import Vote
 
-__all__ = ["delay_after", "ends_in", "failure_of", "ttl_left", "unreachable"]
 
 _MS = 1000
 _SHORTEST_DELAY, _LONGEST_DELAY = 0.002, 0.25  # seconds

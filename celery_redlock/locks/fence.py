@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.requests import Nodes
     from celery_redlock.wire.steps import Steps
 
-__all__ = ["raise_fence"]
-
 
 def raise_fence(
     won: Ballot,

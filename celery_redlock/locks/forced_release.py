@@ -20,7 +20,6 @@ from celery_redlock.scripts.keys import MOST_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["MOST_FIELD", "ForcedRelease", "records_in"]
 
 MOST_FIELD = 600
 """The bytes of the longest field of a record: 200 letters in any script."""

@@ -45,18 +45,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.permits import Choice
     from celery_redlock.wire.quorum import Ballot
 
-__all__ = [
-    "TOKEN_LENGTH",
-    "Holder",
-    "Inspection",
-    "Lease",
-    "LeaseState",
-    "drift_of",
-    "end_of_validity",
-    "new_base",
-    "new_token",
-    "together_lines",
-]
 
 _DRIFT_RATE, _DRIFT_FIXED = 0.01, 0.002
 _BASE_BYTES, _ATTEMPT_BYTES = 16, 8

@@ -14,18 +14,6 @@ from celery_redlock.scripts.keys import PERMIT, START, key_of, keys_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = [
-    "MOST_PERMITS",
-    "START_WITHIN",
-    "Limit",
-    "Limits",
-    "Waits",
-    "Wanted",
-    "limit_of",
-    "rate_of",
-    "wanted",
-    "with_copies",
-]
 
 MOST_PERMITS = 1000
 START_WITHIN = 10.0  # seconds after the ttl of the grant, in which the work must start

@@ -41,14 +41,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.permit_reply import PermitReply
     from celery_redlock.wire.quorum import Ballot
 
-__all__ = [
-    "Choice",
-    "Occupancy",
-    "Permits",
-    "lock_name",
-    "occupancies",
-    "words_of",
-]
 
 _MS = 1000
 _KEYS_REMEMBERED = 1000

@@ -96,7 +96,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.steps import Steps
     from celery_redlock.wire.url import NodeAddress
 
-__all__ = ["Redlock", "run"]
 
 T = TypeVar("T")
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from celery_redlock.basics.clock import Clock
     from celery_redlock.locks.lease import Lease
 
-__all__ = ["RenewalSchedule", "WakeupQueue", "Watch"]
 
 _LEAST_ROOM = 64  # entries
 _LONGEST_SLEEP = 4.0  # seconds

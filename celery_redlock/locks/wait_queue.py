@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.requests import Nodes, ScriptRequest
     from celery_redlock.wire.steps import Steps
 
-__all__ = ["WaitQueue"]
 
 _LOOK_EVERY = 0.5  # seconds for each node
 _LEAST_LOOK_EVERY = 1.0

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.lease import Holder, Lease
     from celery_redlock.locks.redlock import Redlock
 
-__all__ = ["RENEW_AT", "Watchdog"]
 
 log = logging.getLogger(__name__)
 

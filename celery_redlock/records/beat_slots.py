@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.redlock import Redlock
 
-__all__ = ["MOST_SLOT", "SlotRecord", "mark_slot", "slot_name"]
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.scripts.keys import Keys
 
-__all__ = ["KEEP", "MOST", "force_release_words", "forced_releases"]
 
 MOST = 100
 KEEP = 30 * 86400.0  # seconds

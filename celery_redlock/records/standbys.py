@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.wire.quorum import Ballot
 
-__all__ = ["Leadership", "StandbyList", "leadership_of"]
 
 _MS = 1000
 

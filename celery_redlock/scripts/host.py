@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from celery_redlock.scripts.keyspace import Keyspace
     from celery_redlock.scripts.registry import Script
 
-__all__ = ["OK", "Status", "run"]
 
 _PRELUDE = b"""
 local commands, lists, pcall, number_of = ...

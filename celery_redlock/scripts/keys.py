@@ -60,21 +60,6 @@ from celery_redlock.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "MOST",
-    "MOST_BYTES",
-    "PERMIT",
-    "START",
-    "STRIPES",
-    "Keys",
-    "is_permit",
-    "key_of",
-    "keys_of",
-    "shown",
-    "stripe_of",
-    "stripes_of",
-    "text_of",
-]
 
 STRIPES = 4096
 MOST = 100  # keys that are taken together

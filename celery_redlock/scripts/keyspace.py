@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["CommandError", "Keyspace", "WrongType"]
-
 
 class CommandError(Exception):
     """A command is refused: the script ends with this error, unless by ``pcall``."""

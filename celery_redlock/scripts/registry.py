@@ -12,18 +12,6 @@ import os
 from dataclasses import dataclass, field
 from functools import cache
 
-__all__ = [
-    "EVICTS",
-    "FREE",
-    "GRANTED",
-    "MISCONFIGURED",
-    "QUARANTINED",
-    "TAKEN",
-    "UNSYNCED",
-    "Script",
-    "load",
-]
-
 GRANTED, TAKEN, FREE, QUARANTINED, UNSYNCED, MISCONFIGURED, EVICTS = range(1, 8)
 
 _FOLDER = os.path.dirname(__file__)  # noqa: PTH120  (to import pathlib takes 4 ms)

@@ -76,7 +76,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.quorum import Vote
     from celery_redlock.wire.requests import Event, ScriptRequest
 
-__all__ = ["Broadcast", "Exchange", "InFlight", "Queue", "finish_requests"]
 
 log = logging.getLogger(__name__)
 

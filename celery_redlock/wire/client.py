@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.connection import Connection
     from celery_redlock.wire.url import NodeAddress
 
-__all__ = ["BATCH", "NodeClient", "NodeUnreachable", "PerNode", "each_node"]
 
 BATCH = 250  # keys or commands for a node in one go
 _PAUSE = 0.001  # seconds between two batches: a busy node serves others meanwhile

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.requests import ScriptLoad, ScriptRequest
     from celery_redlock.wire.url import NodeAddress
 
-__all__ = ["Connection", "ConnectionLost", "NodeFacts", "facts_of", "open_connection"]
 
 _READ_SIZE = 1 << 14
 _READ_AND_WRITE = EVENT_READ | EVENT_WRITE

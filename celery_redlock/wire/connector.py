@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.store_connection import StoreConnection
     from celery_redlock.wire.url import NodeAddress
 
-__all__ = ["Connector"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds
 _LONG_AGO = 1.0

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.requests import Transport
     from celery_redlock.wire.steps import Step, Steps
 
-__all__ = ["drive", "drive_release", "running_loop"]
 
 T = TypeVar("T")
 

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.store_connection import StoreConnection
     from celery_redlock.wire.url import NodeAddress
 
-__all__ = ["Node"]
 
 _GIVEN_UP_AFTER = 10.0  # seconds of silence
 

@@ -13,8 +13,6 @@ from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.basics.process import is_ending
 
-__all__ = ["NodeLog"]
-
 log = logging.getLogger(__name__)
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.wire.requests import ScriptRequest
 
-__all__ = ["PendingReleases"]
 
 _SECOND_SEND_AFTER = 1.0  # seconds after the first
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0  # seconds, after a refusal

@@ -13,7 +13,6 @@ from celery_redlock.scripts import GRANTED, TAKEN
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["PermitReply", "permit_replies"]
 
 _FREE = b"--------"  # in place of a holder
 _HOLDER, _TTL = 8, 12  # bytes

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.store_connection import StoreConnection
     from celery_redlock.wire.url import NodeAddress
 
-__all__ = ["Waiter", "WakeupListener"]
 
 log = logging.getLogger(__name__)
 

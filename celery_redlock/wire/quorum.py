@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Ballot", "Verdict", "Vote", "VoteKind", "quorum_of"]
-
 
 def quorum_of(nodes: int) -> int:
     """Return the smallest majority of this many nodes: 1 of 1, 2 of 2, 2 of 3."""

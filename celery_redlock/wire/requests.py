@@ -34,21 +34,6 @@ if TYPE_CHECKING:
     from celery_redlock.basics.clock import Clock
     from celery_redlock.scripts import Script
 
-__all__ = [
-    "Event",
-    "Nodes",
-    "ScriptLoad",
-    "ScriptRequest",
-    "Transport",
-    "UnreadableReply",
-    "VoteListener",
-    "all_answered",
-    "grant_is_decided",
-    "majority_answered",
-    "verdict_is_certain",
-    "vote_of",
-]
-
 
 # -- when a request is done ----------------------------------------------------
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.pubsub import Waiter
     from celery_redlock.wire.requests import ScriptRequest
 
-__all__ = ["Ask", "Blocking", "Listen", "Sleep", "Step", "Steps"]
 
 T = TypeVar("T")
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.requests import ScriptLoad, ScriptRequest
     from celery_redlock.wire.url import NodeAddress
 
-__all__ = ["StoreConnection", "open_store"]
 
 log = logging.getLogger(__name__)
 

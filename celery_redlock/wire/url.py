@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 
     from redis.connection import AbstractConnection
 
-__all__ = [
-    "NodeAddress",
-    "parse_node",
-    "parse_nodes",
-    "usual_node_timeout",
-]
 
 _SCHEMES = ("redis://", "rediss://", "unix://")
 _DEFAULT_PORT = 6379
