@@ -38,22 +38,24 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
 from celery_redlock.stores.keyspace import HEAD, STRING, Cell, StoreKeyspace
-from celery_redlock.stores.postgresql_statements import Assumed, assumed
+from celery_redlock.stores.postgresql_statements import Assumed, columns_of
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from celery_redlock.stores.keyspace import Changes
     from celery_redlock.stores.needs import Needs
+    from celery_redlock.stores.postgresql_statements import Columns
 
-    _Said: TypeAlias = Sequence[bytes]
+    _Said: TypeAlias = tuple[bytes, bytes, bytes | None, bytes | None]
     _Part: TypeAlias = tuple[bytes, frozenset[bytes]]
 
 __all__ = ["AssumedKeyspace", "Assumption", "Memory"]
 
 _MOST_LOCKS = 10_000
 _MOST_LATE_US = 1_000_000
+_STRING = STRING.encode()
 _ALWAYS = 0, 2**63 - 1
 
 
@@ -98,12 +100,12 @@ class Assumption(NamedTuple):
 
     Attributes:
         keys: The keyspace on which they run.
-        cells: Each as `assumed` returns it.
+        columns: Cells, as `columns_of` returns them.
         below: Cells that are absent, or a number that is lower than this.
     """
 
     keys: AssumedKeyspace
-    cells: list[_Said]
+    columns: list[Columns]
     below: dict[tuple[bytes, bytes], bytes]
 
     def note_counters(self, stripes: Mapping[bytes, set[bytes]]) -> None:
@@ -134,14 +136,14 @@ class Assumption(NamedTuple):
         if self.keys.is_timed:
             now_us = self.keys.now_us()
             times = now_us, now_us + _MOST_LATE_US
-        return Assumed(place, process, *times, self.cells, self.below)
+        return Assumed(place, process, *times, self.columns, self.below)
 
 
 class _State(NamedTuple):
     """The cells of a part of a hash that are there, and what is assumed of all."""
 
     cells: list[Cell]
-    assumed: list[_Said]
+    assumed: Columns
 
 
 class Memory:
@@ -172,26 +174,27 @@ class Memory:
         if needs.names - needs.own - needs.rare:
             return None
         cells: list[Cell] = []
-        said: list[_Said] = []
+        own: list[_Said] = []
         for name in needs.names:
             if value := self.locks.get(name):
                 cells.append(Cell(name, HEAD, STRING, value, None, None))
-                said.append(assumed(name, HEAD, STRING, value))
+                own.append((name, HEAD, _STRING, value))
             else:
-                said.append(assumed(name, HEAD, None, None))
+                own.append((name, HEAD, None, None))
+        columns = [columns_of(own)]
         for part in needs.states.items():
             state = self._states.get(part) or self._state(*part)
             if state is None:
                 return None
             cells += state.cells
-            said += state.assumed
+            columns.append(state.assumed)
         time = self._clock.read(SYSTEM_CLOCK.monotonic())
         is_exact = time.latest_us - time.earliest_us < _MOST_LATE_US
         keys = AssumedKeyspace(
             run_id=run_id + self.place, now_us=time.earliest_us if is_exact else None
         )
         keys.enter(needs.names, cells, needs.fields)
-        return Assumption(keys, said, {})
+        return Assumption(keys, columns, {})
 
     def read(self, needs: Needs, cells: Iterable[Cell]) -> None:
         """Remember the cells that were read, all that are needed."""
@@ -215,11 +218,11 @@ class Memory:
         if not self._fields.get(places[0]) or not self._fields.keys() >= set(places):
             return None
         cells = [cell for place in places if (cell := self._fields[place])]
-        said = [assumed(*cell[:3], cell.value) for cell in cells]
-        said += [
-            assumed(*place, None, None) for place in places if not self._fields[place]
+        said: list[_Said] = [
+            (cell.name, cell.field, cell.kind.encode(), cell.value) for cell in cells
         ]
-        return self._states.setdefault((name, fields), _State(cells, said))
+        said += [(*place, None, None) for place in places if not self._fields[place]]
+        return self._states.setdefault((name, fields), _State(cells, columns_of(said)))
 
     def told(self, now_us: int, place: bytes, sent_at: float) -> None:
         """Remember what the server has told in reply to what was sent then."""

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Assumed",
     "Changed",
+    "Columns",
     "Statement",
     "Statements",
-    "assumed",
     "cells_of",
     "change",
     "changed",
+    "columns_of",
     "hash_of",
-    "integer",
     "listen_name",
     "lock",
     "read",
@@ -156,7 +156,14 @@ _TEXTS = {
 }
 _BOOL, _BYTEA, _INT8, _TEXT, _FLOAT8 = 16, 17, 20, 25, 701  # oids of types
 _HEADER, _DOUBLE = struct.Struct("!5i"), struct.Struct("!d")
-_NULL = b"\xff\xff\xff\xff"  # the length of no value
+# In arrays: a length and a value, the length of bytes, and that of no value.
+_ELEMENTS = {
+    _BOOL: struct.Struct("!i?"),
+    _INT8: struct.Struct("!iq"),
+    _FLOAT8: struct.Struct("!id"),
+}
+_ASSUMED = _BYTEA, _BYTEA, _TEXT, _BYTEA, _BYTEA
+_LENGTH, _NULL = struct.Struct("!i"), b"\xff\xff\xff\xff"
 _NAMES = {
     name: f"redlock_{number}".encode() for number, name in enumerate(sorted(_TEXTS))
 }
@@ -263,15 +270,13 @@ def lock(
         commits_late: Whether the commit need not wait for the disk: a crash may take
             the transaction back.
     """
-    numbers = dict.fromkeys(map(hash_of, shared), b"\x01")
-    numbers |= dict.fromkeys(map(hash_of, exclusive), b"\x00")
+    numbers = dict.fromkeys(map(hash_of, shared), True)
+    numbers |= dict.fromkeys(map(hash_of, exclusive), False)
     order = sorted(numbers)
+    are_shared = [numbers[number] for number in order]
     return Statement(
         "lock and commit late" if commits_late else "lock",
-        (
-            _array(_INT8, map(integer, order)),
-            _array(_BOOL, [numbers[number] for number in order]),
-        ),
+        (_numbers(_INT8, order), _numbers(_BOOL, are_shared)),
     )
 
 
@@ -287,12 +292,24 @@ def hash_of(name: bytes) -> int:
 
 def read(names: Iterable[bytes]) -> Statement:
     """Read all rows of keys."""
-    return Statement("read", (_array(_BYTEA, names),))
+    return Statement("read", (_array(names),))
 
 
 def read_fields(name: bytes, fields: Iterable[bytes]) -> Statement:
     """Read some rows of a key."""
-    return Statement("read fields", (name, _array(_BYTEA, fields)))
+    return Statement("read fields", (name, _array(fields)))
+
+
+class Columns(NamedTuple):
+    """Cells, as the elements of an array for each column.
+
+    Attributes:
+        cells: How many there are.
+        elements: Of their names, fields, kinds and values.
+    """
+
+    cells: int
+    elements: Sequence[bytes]
 
 
 class Assumed(NamedTuple):
@@ -303,7 +320,7 @@ class Assumed(NamedTuple):
         process: The process of the server.
         earliest_us: The server's clock shows this or later.
         latest_us: It shows this or earlier.
-        cells: Each as `assumed` has returned it.
+        columns: Cells, as `columns_of` has returned them.
         below: Cells that are absent, or a number that is lower than this.
     """
 
@@ -311,16 +328,20 @@ class Assumed(NamedTuple):
     process: int
     earliest_us: int
     latest_us: int
-    cells: Sequence[Sequence[bytes]]
+    columns: Sequence[Columns]
     below: Mapping[tuple[bytes, bytes], bytes]
 
 
-def assumed(
-    name: bytes, field: bytes, kind: str | None, value: bytes | None
-) -> Sequence[bytes]:
-    """Return a cell as `Assumed` has it; of kind None: there is no such cell."""
-    known = None if kind is None else kind.encode()
-    return [*map(_element, (name, field, known, value, None))]
+def columns_of(
+    cells: Sequence[tuple[bytes, bytes, bytes | None, bytes | None]],
+) -> Columns:
+    """Return cells as `Assumed` has them.
+
+    Args:
+        cells: Name, field, kind and value of each; None: there is no such cell.
+    """
+    columns = zip(*cells, strict=True) if cells else [()] * 4
+    return Columns(len(cells), [*map(_elements, columns)])
 
 
 def change(so: Assumed, changes: Changes, *, extends: bool) -> Statement:
@@ -334,23 +355,24 @@ def change(so: Assumed, changes: Changes, *, extends: bool) -> Statement:
             from now.
         extends: Whether nothing but the ends of locks is written.
     """
-    below = [
-        [*map(_element, (*place, None, None, number))]
-        for place, number in so.below.items()
-    ]
-    columns = zip(*so.cells, *below, strict=True)
-    types = _BYTEA, _BYTEA, _TEXT, _BYTEA, _BYTEA
+    parts = [*so.columns, columns_of([(*place, None, None) for place in so.below])]
+    count = sum(part.cells for part in parts)
+    columns = zip(*[part.elements for part in parts], strict=True)
+    below = _NULL * (count - len(so.below)), _elements(so.below.values())
     given = (
         *(so.place, so.process.to_bytes(4, "big")),
-        *(integer(so.earliest_us), integer(so.latest_us)),
-        *map(_elements, types, columns),
+        *(_bigint(so.earliest_us), _bigint(so.latest_us)),
+        *[
+            _header(kind, count) + b"".join(column)
+            for kind, column in zip(_ASSUMED, [*columns, below], strict=True)
+        ],
     )
     if changes.wiped:
-        return Statement("wipe if", (*given, _array(_BYTEA, changes.wiped)))
+        return Statement("wipe if", (*given, _array(changes.wiped)))
     if extends:
         names, fields = zip(*changes.written, strict=True)
-        ends = [_optional(cell.expires_at_ms) for cell in changes.written.values()]
-        more = _array(_BYTEA, names), _array(_BYTEA, fields), _array(_INT8, ends)
+        ends = [cell.expires_at_ms for cell in changes.written.values()]
+        more = _array(names), _array(fields), _numbers(_INT8, ends)
         return Statement("extend if", (*given, *more))
     return Statement("write if", (*given, *_columns(changes)))
 
@@ -359,10 +381,10 @@ def write(changes: Changes) -> list[Statement]:
     """Write changes, and send the messages when the transaction ends."""
     steps = []
     if changes.wiped:
-        steps.append(Statement("wipe", (_array(_BYTEA, changes.wiped),)))
+        steps.append(Statement("wipe", (_array(changes.wiped),)))
     if changes.removed:
         names, fields = zip(*changes.removed, strict=True)
-        places = _array(_BYTEA, names), _array(_BYTEA, fields)
+        places = _array(names), _array(fields)
         steps.append(Statement("remove", places))
     if changes.written:
         steps.append(Statement("write", _columns(changes)))
@@ -378,11 +400,9 @@ def _columns(changes: Changes) -> Sequence[bytes]:
         *changes.written.values(), strict=True
     )
     return (
-        *(_array(_BYTEA, names), _array(_BYTEA, fields)),
-        _array(_TEXT, [kind.encode() for kind in kinds]),
-        _array(_BYTEA, values),
-        _array(_FLOAT8, [None if one is None else _DOUBLE.pack(one) for one in scores]),
-        _array(_INT8, map(_optional, ends)),
+        *(_array(names), _array(fields)),
+        _array([kind.encode() for kind in kinds], _TEXT),
+        *(_array(values), _numbers(_FLOAT8, scores), _numbers(_INT8, ends)),
     )
 
 
@@ -457,28 +477,34 @@ def listen_name(channel: bytes) -> str:
 # -- values in binary form ------------------------------------------------------------
 
 
-def integer(number: int) -> bytes:
-    """Return a bigint."""
+def _bigint(number: int) -> bytes:
     return number.to_bytes(8, "big", signed=True)
-
-
-def _optional(number: int | None) -> bytes | None:
-    return None if number is None else integer(number)
 
 
 def _number(data: bytes | None) -> int | None:
     return None if data is None else int.from_bytes(data, "big", signed=True)
 
 
-def _array(kind: int, values: Iterable[bytes | None]) -> bytes:
-    """Return an array of values of the type with this oid."""
-    return _elements(kind, [*map(_element, values)])
+def _array(values: Iterable[bytes | None], kind: int = _BYTEA) -> bytes:
+    """Return an array of bytes, or of texts."""
+    values = [*values]
+    return _header(kind, len(values)) + _elements(values)
 
 
-def _elements(kind: int, elements: Sequence[bytes]) -> bytes:
-    """Return an array of one dimension, which may have NULLs, counted from 1."""
-    return _HEADER.pack(1, 1, kind, len(elements), 1) + b"".join(elements)
+def _numbers(kind: int, values: Sequence[float | None]) -> bytes:
+    """Return an array of a type of one size."""
+    element, size = _ELEMENTS[kind].pack, _ELEMENTS[kind].size - _LENGTH.size
+    elements = [_NULL if one is None else element(size, one) for one in values]
+    return _header(kind, len(values)) + b"".join(elements)
 
 
-def _element(value: bytes | None) -> bytes:
-    return _NULL if value is None else len(value).to_bytes(4, "big") + value
+def _header(kind: int, count: int) -> bytes:
+    """Return the start of an array: one dimension from 1, which may have NULLs."""
+    return _HEADER.pack(1, 1, kind, count, 1)
+
+
+def _elements(values: Iterable[bytes | None]) -> bytes:
+    length = _LENGTH.pack
+    return b"".join(
+        [_NULL if one is None else length(len(one)) + one for one in values]
+    )
