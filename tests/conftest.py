@@ -34,7 +34,7 @@ from celery.app import builtins
 
 from celery_redlock.devnodes import DevNodes, find_redis_server, redis_servers
 from celery_redlock.errors import RedlockError
-from tests.harness.kept_nodes import KeptNodes
+from tests.harness.kept_nodes import IDLE, KeptNodes
 from tests.harness.signals import handle_ignored_signals
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ def lend_nodes(
 @pytest.fixture(scope="session")
 def shared_nodes(redis_server: str) -> Iterator[DevNodes]:
     """Give five nodes that all tests share: use `key`, and leave them as they are."""
-    with DevNodes(5, binary=redis_server) as nodes:
+    with DevNodes(5, binary=redis_server, options=IDLE) as nodes:
         yield nodes
 
 

@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from celery_redlock.devnodes import DevNode, DevNodes
+from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from celery_redlock.devnodes.deployment import initialize
 from celery_redlock.errors import RedlockError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+# For servers that wait most of the time, many at once: they look for what has expired
+# once a second, not ten times. A command finds what has expired by itself.
+IDLE = ServerOptions(config={"hz": "1"})
 
 _MAX_TTL = 60.0  # seconds; the usual one of `DevNodes`
 
@@ -37,7 +41,7 @@ class KeptNodes:
             if len(nodes.nodes) == count:
                 self._free.remove(nodes)
                 return nodes
-        nodes = DevNodes(count, binary=self._binary, max_ttl=_MAX_TTL)
+        nodes = DevNodes(count, binary=self._binary, max_ttl=_MAX_TTL, options=IDLE)
         nodes.start()
         for node in nodes.nodes:
             self._as_started[node] = _what_it_is(node)

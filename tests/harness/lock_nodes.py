@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_redlock.devnodes import DevNodes
+from tests.harness.kept_nodes import IDLE
 from tests.harness.store_nodes import STORE, StoreNodes
 from tests.harness.waiting import until
 
@@ -250,9 +251,11 @@ def lock_nodes(
 
     Other options as for `DevNodes`.
     """
-    started: Any = None
+    started: Any
     if store:
         options.pop("binary", None)
         started = StoreNodes(store, members=members, **options)
-    with started or DevNodes(count, **options) as dev, closing(LockNodes(dev)) as nodes:
+    else:
+        started = DevNodes(count, **{"options": IDLE, **options})
+    with started as dev, closing(LockNodes(dev)) as nodes:
         yield nodes
