@@ -22,13 +22,19 @@ from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from celery_redlock.errors import RedlockError
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.members.view import CLOSED
-from celery_redlock.operations.doctor import Case, Severity, diagnose
-from celery_redlock.operations.doctor.placement import hosts, password, tls
+from celery_redlock.operations.doctor import RULES, Case, Severity, diagnose
+from celery_redlock.operations.doctor.placement import (
+    celery_servers,
+    hosts,
+    password,
+    tls,
+)
+from celery_redlock.operations.doctor.settings import runtimes
 from tests.nodes.clocks import clock_environment
 from tests.nodes.support import client, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from celery_redlock.operations.doctor import Finding
@@ -46,13 +52,14 @@ def found_on(
     nodes: DevNodes | Sequence[DevNode | str],
     app: Celery | None = None,
     span: float = 0.05,
+    rules: Iterable[Rule] = RULES,
     **options: Any,
 ) -> list[Finding]:
     """Return the findings of a diagnosis of these nodes, or URLs."""
     servers = nodes.nodes if isinstance(nodes, DevNodes) else nodes
     urls = [node.url if isinstance(node, DevNode) else node for node in servers]
     with client(urls, **options) as redlock:
-        return diagnose(redlock, app, span=span)
+        return diagnose(redlock, app, span=span, rules=rules)
 
 
 def the(code: str, findings: Sequence[Finding]) -> Finding:
@@ -181,7 +188,7 @@ def test_node_that_restarted_empty_is_in_quarantine(five_nodes: DevNodes) -> Non
 def test_node_after_its_quarantine_waits_for_fences(start_nodes: Start) -> None:
     """Its quarantine has ended, and too few others vote to confirm it."""
     nodes = start_nodes(5, max_ttl=0.5)
-    short = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.1}
+    short: dict[str, Any] = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.1}
     first = nodes.nodes[0]
     first.restart()
     with client(nodes, **short) as redlock:
@@ -246,6 +253,7 @@ def follow(replica: DevNode, master: DevNode) -> None:
         status = replica.command("INFO", "replication").get("master_link_status")
         return bool(status == "up")
 
+    master.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")  # else 5 s
     replica.command("REPLICAOF", "127.0.0.1", master.port)
     until(is_up, 30, what="the replica to have followed")
 
@@ -369,9 +377,13 @@ def found_with(
     nodes: DevNodes | list[str],
     code: str,
     settings: dict[str, Any] | None = None,
+    rules: Iterable[Rule] = RULES,
     **options: Any,
 ) -> list[Finding]:
-    """Return the findings with this code, for an app with one lock task."""
+    """Return the findings with this code, for an app with one lock task.
+
+    All rules ask a broker, if it is a real one, four times for running workers.
+    """
     app = Celery("proj", set_as_current=False)
     backends = {"broker_url": "memory://", "result_backend": "cache+memory://"}
     app.conf.update({**backends, **(settings or {})})
@@ -379,7 +391,8 @@ def found_with(
     @singleton_task(app=app, name="proj.send_invoice", shared=False, **options)
     def send_invoice() -> None: ...
 
-    return [finding for finding in found_on(nodes, app) if finding.code == code]
+    found = found_on(nodes, app, rules=rules)
+    return [finding for finding in found if finding.code == code]
 
 
 def test_node_that_is_the_broker_is_found(
@@ -390,11 +403,12 @@ def test_node_that_is_the_broker_is_found(
     port = three_nodes.nodes[1].port
     here = f"redis://localhost:{port}//"
 
-    shared = found_with(three_nodes, "shared", {"broker_url": f"{apart};{here}"})
-    as_backend = found_with(three_nodes, "shared", {"result_backend": here})
-    separate = found_with(
-        three_nodes, "shared", {"broker_url": apart, "result_backend": apart}
-    )
+    def found(**settings: str) -> list[Finding]:
+        return found_with(three_nodes, "shared", settings, [celery_servers])
+
+    shared = found(broker_url=f"{apart};{here}")
+    as_backend = found(result_backend=here)
+    separate = found(broker_url=apart, result_backend=apart)
 
     (finding,) = shared
     assert (finding.severity, finding.about) == (WARNING, label(three_nodes.nodes[1]))
@@ -405,9 +419,9 @@ def test_node_that_is_the_broker_is_found(
 
 def test_unreachable_broker_is_ignored(three_nodes: DevNodes) -> None:
     """The doctor examines the nodes, not the broker."""
-    assert (
-        found_with(three_nodes, "shared", {"broker_url": "redis://127.0.0.1:1"}) == []
-    )
+    unreachable = {"broker_url": "redis://127.0.0.1:1"}
+
+    assert found_with(three_nodes, "shared", unreachable) == []
 
 
 def test_password_of_the_broker_is_not_shown(three_nodes: DevNodes) -> None:
@@ -509,7 +523,8 @@ def test_one_redis_for_all_is_no_warning(start_nodes: Start) -> None:
     """It is what a project begins with."""
     nodes = start_nodes(1)
 
-    found = found_with(nodes, "shared", {"broker_url": nodes.urls[0]})
+    broker = {"broker_url": nodes.urls[0]}
+    found = found_with(nodes, "shared", broker, [celery_servers])
 
     assert {one.severity for one in found} == {NOTE}
 
@@ -732,7 +747,10 @@ def test_task_that_runs_past_the_visibility_timeout_is_found(project: Project) -
     redis_broker = {"broker_url": "redis://127.0.0.1:1"}
     project.hold("k", started=time.time() - 4000)
 
-    (finding,) = found_with(project.urls, "runtime", redis_broker, acks_late=True)
+    def found(**options: Any) -> list[Finding]:
+        return found_with(project.urls, "runtime", redis_broker, [runtimes], **options)
+
+    (finding,) = found(acks_late=True)
 
     assert "after 3600 s (visibility_timeout)" in finding.fact
-    assert found_with(project.urls, "runtime", redis_broker) == []
+    assert found() == []

@@ -13,7 +13,7 @@ from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import current_lease, lock
 from celery_redlock.locks.lease import LeaseState
 from tests.nodes.support import (
-    client,
+    delete_lock,
     scripts_run,
     until,
     until_nothing_is_left,
@@ -75,13 +75,16 @@ def test_lock_is_held_at_least_so_long(
 ) -> None:
     """A quick block leaves the lock on the nodes for the rest of `hold_at_least`."""
     rival.check()  # connects
-    with lock(redlock, key, hold_at_least=8.0) as lease:
+    with lock(redlock, f"{key}:long", hold_at_least=60.0):
+        pass
+    with lock(redlock, f"{key}:short", hold_at_least=1.0) as lease:
         began = lease.started_at
 
     with pytest.raises(LockHeld):
-        rival.acquire(key)
-    until_nothing_is_left(shared_nodes, key, seconds=30)
-    assert redlock.clock.monotonic() - began >= 8.0
+        rival.acquire(f"{key}:long")
+    until_nothing_is_left(shared_nodes, f"{key}:short")
+    assert redlock.clock.monotonic() - began >= 1.0
+    delete_lock(shared_nodes.nodes, f"{key}:long")
 
 
 # -- Nested blocks -----------------------------------------------------------------
@@ -123,22 +126,23 @@ def test_nested_block_is_refused_to_other_threads(redlock: Redlock, key: str) ->
 
 
 def test_outer_block_is_renewed_after_the_end_of_a_nested_one(
-    shared_nodes: DevNodes, key: str
+    redlock: Redlock, key: str
 ) -> None:
     """The end of a nested block does not end the renewal of the lock around it.
 
     Source: Redisson, "watchdog fails to renew on reentry locks".
     """
     renewals: list[float] = []
-    with (
-        client(shared_nodes, ttl=6) as redlock,
-        lock(redlock, key, on_renewed=lambda _, late: renewals.append(late)) as outer,
-    ):
+
+    def note(_: Lease, late: float) -> None:
+        renewals.append(late)
+
+    with lock(redlock, key, ttl=60, renew_every=0.2, on_renewed=note) as outer:
         with lock(redlock, key):
             until(lambda: renewals)
         before = len(renewals)
 
-        until(lambda: len(renewals) >= before + 4)  # longer than the ttl
+        until(lambda: len(renewals) >= before + 4)
 
         outer.ensure(network=True)
 

@@ -557,7 +557,7 @@ def test_reconfiguration_without_enough_witnesses_rests_on_clocks(
         reconfigure(old, new)
 
     with caplog.at_level(logging.WARNING):
-        reconfigure(old, new, gone=old.labels[:2], patience=5.0)
+        reconfigure(old, new, gone=old.labels[:2], patience=3.0)
 
     assert "depends on clocks" in caplog.text
     new.release(new.acquire(key))

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from celery_redlock.locks.lease import Lease
     from celery_redlock.locks.redlock import Redlock
 
-BRIEF: dict[str, Any] = {"ttl": 4.5, "node_timeout": 0.6}  # renewed every 0.5 s
+BRIEF: dict[str, Any] = {"ttl": 3.0, "node_timeout": 0.6}
+OFTEN = 0.3  # seconds between renewals: as many as with a short ttl, and none is late
 
 
 class RecordingWatchdog(Watchdog):
@@ -65,10 +66,13 @@ class RecordingWatchdog(Watchdog):
         self.renewals: list[str] = []
         self.losses: list[tuple[Lease, float]] = []
 
-    def record(self, *leases: Lease, renew: bool = True) -> None:
-        """Watch these leases."""
+    def record(
+        self, *leases: Lease, renew: bool = True, every: float | None = None
+    ) -> None:
+        """Watch these leases; renew them every so many seconds."""
+        told: dict[str, Any] = {"on_renewed": self._renewed, "on_lost": self._lost}
         for lease in leases:
-            self.watch(lease, on_renewed=self._renewed, on_lost=self._lost, renew=renew)
+            self.watch(lease, renew=renew, renew_every=every, **told)
 
     def _renewed(self, lease: Lease, lateness: float) -> None:
         assert lateness >= 0
@@ -122,7 +126,7 @@ def test_watched_lease_outlives_its_ttl(shared_nodes: DevNodes, key: str) -> Non
         lease = held(redlock, shared_nodes, key)
         fence, end = lease.fence, lease.until
         before = values(shared_nodes, key)
-        dog.record(lease)
+        dog.record(lease, every=OFTEN)
 
         until(lambda: len(dog.renewals) >= 5)
         until(lambda: redlock.clock.monotonic() > end + 1.0)
@@ -184,11 +188,11 @@ def test_stuttering_minority_costs_no_lease(five_nodes: DevNodes, key: str) -> N
     """No lease is lost while one node at a time hangs now and then."""
     with (
         watchdog(five_nodes, ttl=6.0, node_timeout=0.3) as (redlock, dog),
-        stutter(five_nodes.nodes, longest=0.4, seed=1),
+        stutter(five_nodes.nodes, longest=0.4, seed=1),  # longer than node_timeout
     ):
         leases = [redlock.acquire(f"{key}:{number}", wait=5) for number in range(10)]
-        dog.record(*leases)
-        until(lambda: len(dog.renewals) > 80, seconds=60)
+        dog.record(*leases, every=OFTEN)
+        until(lambda: len(dog.renewals) > 120, seconds=60)
         assert dog.losses == []
         dog.release(*leases)
     until_nothing_is_left(five_nodes)
@@ -284,7 +288,7 @@ def test_forgotten_lease_is_not_renewed(shared_nodes: DevNodes, key: str) -> Non
     """A lease that is forgotten and not released expires, without a report."""
     with watchdog(shared_nodes, **BRIEF) as (redlock, dog):
         lease = redlock.acquire(key)
-        dog.record(lease)
+        dog.record(lease, every=OFTEN)
         until(lambda: dog.renewals)
 
         assert dog.forget(lease)
@@ -463,8 +467,8 @@ def test_watchdog_survives_its_callbacks(
         bad = redlock.acquire(f"{key}:bad")
         doomed = redlock.acquire(f"{key}:doomed")
         good = redlock.acquire(f"{key}:good")
-        dog.record(good)
-        dog.watch(bad, on_renewed=fail)
+        dog.record(good, every=OFTEN)
+        dog.watch(bad, on_renewed=fail, renew_every=OFTEN)
         dog.watch(doomed, on_lost=fail, renew=False)
 
         until(lambda: doomed.state is LeaseState.LOST)

@@ -23,6 +23,7 @@ def app() -> Iterator[Celery]:
     app = Celery("unit", set_as_current=False)
     app.conf.update(
         broker_url="memory://",
+        broker_transport_options={"polling_interval": 0.02},  # seconds; usually 1
         result_backend="cache+memory://",
         task_default_queue=f"unit-{secrets.token_hex(4)}",
         redlock_eager=True,
