@@ -163,7 +163,7 @@ def test_warm_shutdown_keeps_the_lock_until_the_run_ends(
 
     os.kill(here.worker.container.pid, signal.SIGTERM)
     until(lambda: "Warm shutdown" in here.logs())
-    here.nodes.until_renewed(key, times=6)
+    here.nodes.until_renewed(key, times=4)
     here.finish(key, result)
 
     here.nodes.until_free(key, FREED_WITHIN)

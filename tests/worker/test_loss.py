@@ -140,7 +140,7 @@ def test_hung_minority_stops_no_lock(frail: Deployment, key: str) -> None:
     first = frail.begin("short", key)
 
     with frail.nodes.minority_paused():
-        frail.nodes.until_renewed(key, times=6)
+        frail.nodes.until_renewed(key, times=4)
         frail.finish(key, first)
 
     frail.nodes.until_free(key)

@@ -63,7 +63,7 @@ def test_pool_renews_the_lock_while_a_body_runs(any_pool: Deployment, key: str) 
     first = any_pool.begin("short", key)
     any_pool.nodes.until_held(key)
 
-    any_pool.nodes.until_renewed(key, times=6)
+    any_pool.nodes.until_renewed(key, times=4)
 
     assert_refused(any_pool.send("short", key), first)
     any_pool.finish(key, first)
