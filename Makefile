@@ -53,7 +53,7 @@ example: $(VENV)/.with-example $(DRIVER)
 
 # Processes that share the tests. Most tests wait most of the time, so more than the
 # cores; the long ones start many processes themselves.
-test: WORKERS := 6
+test: WORKERS := 7
 test-more test-all: WORKERS := 4
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 

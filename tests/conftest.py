@@ -213,19 +213,23 @@ def _test_modules(config: pytest.Config) -> list[str]:
 # Folder -> how many processes run its tests in `make test`. Each starts servers and
 # workers of its own, which takes seconds.
 _GROUPS = {"tests/worker": 3, "tests/contrib": 2, "tests/stores": 1, "tests/beat": 1}
-# Quick tests: one process runs those of a file. Its work is dealt out once, for with
-# thousands of pieces pytest-xdist takes time that grows with their square.
+# They wait most of the time, and take the longest. Other groups that wait begin later,
+# so that the processors have work.
+_FIRST = ("tests/worker/", "tests/stores/")
+# Quick tests: one process runs those of a file, which share what they have parsed or
+# set up. Its work is dealt out once, for with thousands of pieces pytest-xdist takes
+# time that grows with their square.
 _BY_FILE = (
-    *("tests/contract/", "tests/unit/lock/", "tests/unit/options/"),
-    *("tests/unit/policies/", "tests/unit/tasks/", "tests/unit/testing/"),
+    *("tests/contract/", "tests/simulation/", "tests/test_", "tests/torture/"),
+    *("tests/unit/", "tests/web/"),
 )
 # They wait for nothing, and keep all processes busy while the last others wait.
 _LAST = ("tests/contract/", "tests/unit/lock/")
 
 
 def _turn_of(test: str) -> int:
-    """Return when the test begins: first those that few processes run."""
-    if test.startswith(tuple(f"{folder}/" for folder in _GROUPS)):
+    """Return when the test begins."""
+    if test.startswith(_FIRST):
         return 0
     return 2 if test.startswith(_LAST) else 1
 
