@@ -10,19 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.errors import (
-    ConfigurationError,
     LockHeld,
     LockLost,
-    QuorumUnreachable,
 )
-from celery_redlock.locks.lease import Holder, LeaseState, drift_of, new_base
-from celery_redlock.wire.quorum import VoteKind
+from celery_redlock.locks.lease import Holder, LeaseState, drift_of
 from tests.nodes.support import (
-    client,
     delete_lock,
-    failing,
     held,
-    kinds,
     locks,
     until,
     until_all_vote,
@@ -163,15 +157,6 @@ def test_nodes_keep_the_ttl_that_was_asked_for(
     until_nothing_is_left(shared_nodes, key)
 
 
-def test_inspect_of_a_free_key(redlock: Redlock, key: str) -> None:
-    """A free key has no holder, no votes and no time left."""
-    until(lambda: kinds(redlock.inspect(key).ballot) == [VoteKind.FREE] * 5)
-
-    found = redlock.inspect(key)
-
-    assert (found.holder, found.votes, found.ttl_left) == (None, 0, 0.0)
-
-
 def test_time_left_is_that_of_the_majority(
     shared_nodes: DevNodes, rival: Redlock, lease: Lease
 ) -> None:
@@ -231,25 +216,6 @@ def test_key_is_taken_literally(redlock: Redlock, text: str, key: str) -> None:
     assert found.holder
     assert found.holder.token == lease.token
     assert redlock.release(lease) >= 3
-
-
-@pytest.mark.parametrize("name", ["", "two\nlines"])
-def test_key_must_be_one_line(redlock: Redlock, name: str) -> None:
-    """A key that no client could read from a node is refused before it is sent."""
-    with pytest.raises(ConfigurationError, match="one line"):
-        redlock.acquire(name)
-
-
-def test_name_of_a_task_cannot_forge_a_field(redlock: Redlock, key: str) -> None:
-    """A line feed in the name of a task does not move the fields after it."""
-    holder = Holder.here(task="evil\nforged-id\nhost", task_id="real")
-    lease = redlock.acquire(key, holder=holder)
-
-    found = redlock.inspect(key).holder
-
-    assert found
-    assert (found.task_id, found.pid) == ("real", os.getpid())
-    redlock.release(lease)
 
 
 # -- Extend ------------------------------------------------------------------------
@@ -329,75 +295,6 @@ def test_released_lock_is_free_on_all_nodes(
     rival.release(other)
 
 
-def test_second_release_is_harmless(
-    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, lease: Lease, key: str
-) -> None:
-    """A second release finds no lock of its own, and keeps the successor's."""
-    redlock.release(lease)
-    until_nothing_is_left(shared_nodes, key)
-    successor = rival.acquire(key)
-
-    assert redlock.release(lease) == 0
-
-    until_held(rival, key)
-    assert rival.extend(successor)
-    rival.release(successor)
-
-
-def test_late_release_leaves_the_successor_alone(
-    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, key: str
-) -> None:
-    """A holder that releases after its ttl does not delete the successor's lock."""
-    late = redlock.acquire(key, ttl=1)
-    successor = rival.acquire(key, wait=10)
-
-    def successor_is_everywhere() -> bool:
-        rival.extend(successor)  # to nodes where the lock expired a moment later
-        found = values(shared_nodes, key)
-        return all(str(value).startswith(successor.token) for value in found)
-
-    until(successor_is_everywhere)
-
-    assert redlock.release(late) == 0
-
-    until_held(rival, key)
-    with pytest.raises(LockLost):
-        late.ensure()
-    rival.release(successor)
-
-
-def test_release_can_keep_the_lock_for_a_while(
-    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, lease: Lease, key: str
-) -> None:
-    """With `keep` the nodes shorten the ttl of the lock, and the holder loses it."""
-    assert redlock.release(lease, keep=15.0) >= 3
-
-    assert not lease.is_valid()
-    with pytest.raises(LockHeld) as refused:
-        rival.acquire(key)
-    assert refused.value.retry_after is not None
-    assert 0 < refused.value.retry_after <= 15.0
-    until(lambda: all(0 < ms <= 15_000 for ms in ttls(shared_nodes, key)))
-    redlock.release_base(key, lease.token.partition(".")[0])
-
-
-def test_release_base_frees_any_attempt_of_one_execution(
-    shared_nodes: DevNodes, rival: Redlock, lease: Lease, key: str
-) -> None:
-    """A client that knows the whole base can release the lock of another client."""
-    base = lease.token.partition(".")[0]
-
-    assert rival.release_base(key, new_base()) == 0
-    assert rival.release_base(key, base[:-1]) == 0
-    assert None not in values(shared_nodes, key)
-
-    assert rival.release_base(key, base) >= 3
-    until(lambda: rival.inspect(key).votes == 0)
-    until_nothing_is_left(shared_nodes, key)
-    with pytest.raises(LockLost):
-        lease.ensure(network=True)
-
-
 # -- Ensure ------------------------------------------------------------------------
 
 
@@ -415,18 +312,3 @@ def test_ensure_notices_what_an_operator_deleted(
     lease.ensure()
     with pytest.raises(LockLost, match="write nothing more"):
         lease.ensure(network=True)
-
-
-def test_ensure_without_a_majority_proves_no_loss(
-    three_nodes: DevNodes, key: str
-) -> None:
-    """Too few answers are an error of the nodes; the lease stays valid."""
-    with client(three_nodes) as redlock:
-        lease = redlock.acquire(key)
-        with failing(three_nodes.nodes[:2]), pytest.raises(QuorumUnreachable):
-            lease.ensure(network=True)
-
-        assert lease.is_valid()
-        until_all_vote(redlock)
-        lease.ensure(network=True)
-        redlock.release(lease)

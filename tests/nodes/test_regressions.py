@@ -31,7 +31,7 @@ Redisson #3854, a holder is not notified of a loss
     nodes/test_renewal.py::test_holder_without_a_majority_is_notified
 ShedLock safeUpdate, Sidekiq unique jobs #779, lock of another is overwritten
     nodes/test_operations.py::test_extend_does_not_take_the_lock_of_another
-    nodes/test_operations.py::test_late_release_leaves_the_successor_alone
+    unit/lock/test_redlock.py::test_release_after_the_end_never_touches_a_successor
     nodes/test_init.py::test_init_refuses_where_locks_live
 ShedLock KeepAlive, one exception ends all renewals
     nodes/test_renewal.py::test_watchdog_survives_its_callbacks
