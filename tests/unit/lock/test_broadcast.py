@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock.basics import process
+from celery_redlock.wire import broadcast
 from celery_redlock.wire.quorum import VoteKind
 from celery_redlock.wire.requests import all_answered, grant_is_decided
 from tests.harness.threads import threads_started_here
@@ -612,8 +613,12 @@ def test_thread_with_a_deadline_goes_first(net: Net) -> None:
     assert keys.index(b"urgent") == 1  # after the request of the first thread
 
 
-def test_handler_in_the_thread_that_reads_waits_for_no_other(net: Net) -> None:
+def test_handler_in_the_thread_that_reads_waits_for_no_other(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A finaliser may release a lock in the middle of the I/O thread."""
+    # On a busy machine the second caller would drive before that thread has started.
+    monkeypatch.setattr(broadcast, "_LOOK_EVERY", SOON)
     occupied = Occupied(net)
     occupied.start(net.broadcast.ask, net.request("second"))
     eventually(lambda: "event.acquire" in source_line_of(occupied.threads[1]))
