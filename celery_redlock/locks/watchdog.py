@@ -9,7 +9,9 @@
 A lock that an operator released is lost at the next renewal, which learns of it.
 
 The end of validity is a local deadline. It is announced when it comes, even during a
-renewal, because nothing here blocks on a node. If a majority confirms a renewal after
+renewal, because nothing here blocks on a node. (Only of a lease that is new during a
+renewal, and has less than a node_timeout left, it is announced after the replies: at
+most one node_timeout late.) If a majority confirms a renewal after
 that, the lease is lost all the same.
 
 For every lease exactly one of two things happens: ``forget`` returns True, or

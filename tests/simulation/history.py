@@ -98,6 +98,7 @@ class _History:
             self.network,
             min(len(settings.names) for settings in plan.settings),
             plan.settings,
+            node_timeout=plan.node_timeout,
             clocks_agree=plan.clocks_agree,
             ignored=ignored,
         )

@@ -20,8 +20,9 @@ fence decreased             a grant whose first vote came after another grant do
                             while the nodes' wall clocks do not step
 fences out of order         the same for attempts that overlap, while clocks are kept
 ended lease extended        the validity of a lease moved after it had ended
-loss reported late          a watched lease ended, and its holder was not notified in
-                            time
+loss reported late          a watched lease ended, and its holder was not notified at
+                            once, or within one node_timeout of a lease that had less
+                            left when it was watched
 holder without a majority   a client was refused because of a holder that never had a
                             majority
 release overtaken           a command re-created a lock after its release, on the same
@@ -108,6 +109,7 @@ class Oracle:
         counters_kept: Whether fences rest on counters and not on clocks.
         delayed_by: Seconds that keys may live longer, because clocks were set back.
         settings: All settings of the plan.
+        node_timeout: Of all clients, in seconds.
         opened_settings: Those to which some node has been moved.
         led_apart: The names that have led some client to another server.
         clocks_agree: Whether the nodes' wall clocks agree and do not step.
@@ -117,6 +119,7 @@ class Oracle:
     network: Network
     nodes: int
     settings: tuple[Settings, ...]
+    node_timeout: float = 0.0
     clocks_agree: bool = True
     ignored: frozenset[str] = frozenset()
     wakeups: WakeupOracle | None = None
@@ -535,6 +538,9 @@ class Oracle:
         if resumed_at >= watched_at:
             # A sleep that was about to begin at the pause begins after the pause.
             due = max(due, resumed_at + grant.lease.ttl * 1.01)
+        if grant.valid_until < watched_at + self.node_timeout:
+            # The watchdog may wait for the replies to a renewal.
+            due = max(due, watched_at + self.node_timeout)
         if now > due + _TOLERANCE:
             self.find("loss reported late", f"{grant} was notified at {now:.4f}")
 
