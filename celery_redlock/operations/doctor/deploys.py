@@ -177,7 +177,7 @@ def told_by_workers(app: Celery, what: str, *arguments: str) -> dict[str, Any]:
         return {}
     try:
         with app.connection_for_write() as connection:
-            connection.ensure_connection(max_retries=1)
+            connection.ensure_connection(max_retries=1, interval_start=0)
             inspect = app.control.inspect(connection=connection, timeout=_REPLY_WITHIN)
             found: dict[str, Any] = getattr(inspect, what)(*arguments) or {}
     except broker_errors(app):  # without a broker, no worker can be asked
