@@ -201,8 +201,14 @@ def test_lock_survives_clocks_that_jump_back(
     assert refused.value.retry_after is not None
     assert refused.value.retry_after <= redlock.timing.max_ttl
     most = redlock.timing.max_ttl * 1000
-    # The other two had refused the rival before this node was asked, perhaps.
-    until(lambda: remaining(clocks.nodes.nodes[0], key) <= most)
+
+    def is_asked() -> bool:
+        """Tell it of the node: the other two may have refused the rival before."""
+        with pytest.raises(LockHeld):
+            rival.acquire(key)
+        return remaining(clocks.nodes.nodes[0], key) <= most
+
+    until(is_asked)
 
     assert redlock.release(lease) >= 2  # its holder can still release it
     rival.release(rival.acquire(key, wait=5))
