@@ -97,6 +97,9 @@ class Histories:
             facts = {name: line[name] for name in names}
             facts["limits"] = line.get("limits", {})
             at = line["at"]
+            if line["run"] in self.runs:
+                message = f"two runs have the id {line['run']}"
+                raise ValueError(message)
             run = Run(
                 line["run"], task=line["name"], began=at, last=at, proven=at, **facts
             )

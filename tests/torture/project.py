@@ -5,9 +5,9 @@ Every job may run more than once. It records each step, with the state of its le
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
+import secrets
 import threading
 import time
 from contextlib import contextmanager
@@ -47,7 +47,6 @@ folder = Path(os.environ[FOLDER])
 journal = journal_in(folder)
 ledger = Ledger(folder)
 engine = engine_of_workers()
-_numbers = itertools.count()
 
 
 # -- A run -----------------------------------------------------------------------
@@ -57,7 +56,7 @@ class Run:
     """One run of a body in the journal."""
 
     def __init__(self, task: Task, lease: Lease) -> None:
-        self.id = f"{os.getpid()}-{next(_numbers)}"
+        self.id = secrets.token_hex(8)  # a later process may have this one's number
         self.lease = lease
         self._facts = {"run": self.id, "key": lease.key, "task_id": task.request.id}
         self._limits = lease.choice.limits if lease.choice else ()

@@ -89,6 +89,15 @@ def counted(verdicts: Verdicts) -> dict[str, int]:
     return {what: number for what, number in verdicts.zero.items() if number}
 
 
+def test_two_runs_with_one_id_are_refused(writer: Writer) -> None:
+    """One would hide the other, and its job would seem lost."""
+    writer.run("a", 1.0, 2.0, until=3.0)
+    writer.run("a", 4.0, 5.0, until=6.0)
+
+    with pytest.raises(ValueError, match="two runs have the id a"):
+        writer.verdicts()
+
+
 def test_two_valid_leases_at_once_are_an_overlap(writer: Writer) -> None:
     """Both runs were present, and both leases said that they were valid."""
     writer.run("a", 1, 5, until=6, fence=1)
