@@ -93,7 +93,7 @@ class LockArguments(TypedDict, total=False):
     (default), ``"retry"``, ``"warn"``, or a callable that gets the `Loss`."""
 
     on_backend_error: _OutagePolicy | None
-    """What happens to a call in an outage, when too few nodes answer: ``"retry"``,
+    """What happens to a call in an outage, when too few nodes vote: ``"retry"``,
     ``"raise"``, ``"run"``, ``"skip"``, or a callable that gets the `Outage`; by default
     ``redlock_on_backend_error``, which is ``"retry"``."""
 

@@ -23,7 +23,8 @@ Read in this order: ``base`` (situations, the decision base classes and their ho
 (from the value of a task option to a decision).
 
 Exported are the situations, the decisions, and the options that take them. To add a
-policy, write a file like ``skip`` and import its decision here.
+policy, write a file like ``skip``, and do what "Add a policy" in the page about the
+architecture says.
 """
 
 from celery_redlock.policies.abort import Abort
@@ -40,6 +41,7 @@ from celery_redlock.policies.base import (
     PublishDecision,
     RefusedCall,
     Situation,
+    WorkerCall,
     policy,
 )
 from celery_redlock.policies.buffer_one import BufferOne
@@ -88,6 +90,7 @@ __all__ = [
     "Skip",
     "Wait",
     "Warn",
+    "WorkerCall",
     "given_at",
     "label_of",
     "policy",

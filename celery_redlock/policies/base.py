@@ -11,19 +11,24 @@ the package needs to know about it::
     the call                                    ◄── perform: skip, fail, run, wait,
                                                     republish, …
 
-====================  =============  ==============================================
-base class            situation      performed when
-====================  =============  ==============================================
-`ConflictDecision`    `Conflict`     a worker is to run a call, and another call has
-                                     its lock, or its cool-down lasts
-`PublishDecision`     `Conflict`     a call is published, and another job has its
-                                     claim, its lock, or its cool-down lasts
-`LossDecision`        `Loss`         the lock of a running body is lost
-`OutageDecision`      `Outage`       too few nodes answer
-====================  =============  ==============================================
+===================  ==============================  ===========  =============
+base class           performed when                  situation    call
+===================  ==============================  ===========  =============
+`ConflictDecision`   a worker is to run a call, and  `Conflict`   `RefusedCall`
+                     another call has its lock, or
+                     its cool-down lasts
+`PublishDecision`    a call is published, and        `Conflict`   `DecidedCall`
+                     another job has its claim, its
+                     lock, or its cool-down lasts
+`LossDecision`       the lock of a running body is   `Loss`       `WorkerCall`
+                     lost
+`OutageDecision`     too few nodes vote              `Outage`     `WorkerCall`
+===================  ==============================  ===========  =============
 
-A decision class inherits from one or more of them: from all whose situations it
-answers. `policy` registers it. Nothing else has to know that it exists.
+The first two are for the option ``on_conflict``, at execution and at publishing, the
+others for ``on_lock_lost`` and ``on_backend_error``. A decision class inherits from one
+or more of them: from all whose situations it answers. `policy` registers it. To run, it
+needs nothing else.
 """
 
 from __future__ import annotations
@@ -167,11 +172,15 @@ class DecidedCall(Protocol):
     def run(self) -> Any:
         """Go on without the lock; at publishing: send the call."""
 
+
+class WorkerCall(DecidedCall, Protocol):
+    """A call that a worker has received."""
+
     def republish(self, countdown: float) -> Any:
         """End this copy of the call, and send it again to run after a countdown."""
 
 
-class RefusedCall(DecidedCall, Protocol):
+class RefusedCall(WorkerCall, Protocol):
     """A call whose `Conflict` is met in a worker."""
 
     @property

@@ -11,7 +11,6 @@ from celery_redlock.basics.timing import seconds_of
 from celery_redlock.policies.base import (
     Conflict,
     ConflictDecision,
-    DecidedCall,
     Duration,
     LossDecision,
     OptionChecks,
@@ -20,6 +19,7 @@ from celery_redlock.policies.base import (
     RefusedCall,
     Situation,
     TaskOptions,
+    WorkerCall,
     in_seconds,
     policy,
 )
@@ -132,7 +132,7 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
             return what
         return f"{what} ({place.before} of {place.waiting} that wait are before it)"
 
-    def perform(self, call: DecidedCall) -> Any:
+    def perform(self, call: WorkerCall) -> Any:
         """Publish the call again, and end this copy of it; or first wait a moment."""
         if self.patience:
             return cast("RefusedCall", call).wait(in_seconds(self.patience))

@@ -17,7 +17,7 @@ from celery_redlock.policies.base import (
 @policy
 @dataclass(frozen=True, slots=True)
 class Skip(PublishDecision, ConflictDecision, OutageDecision):
-    """Do not run the call; its result is REVOKED and names the holder.
+    """Do not run the call; its result is REVOKED and names the holder or the outage.
 
     At publishing the call is not sent, and its result is that of the other job.
     """

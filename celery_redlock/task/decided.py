@@ -183,7 +183,7 @@ class DecidedConflict:
 
 @dataclass(frozen=True, slots=True)
 class DecidedOutage:
-    """A call for which too few nodes answered: a `policies.DecidedCall`."""
+    """A call for which too few nodes voted: a `policies.WorkerCall`."""
 
     line: LineEntry
     outage: Outage
@@ -223,11 +223,24 @@ class DecidedOutage:
 
 @dataclass(frozen=True)
 class DecidedLoss(Generic[_T]):
-    """A call whose body has ended after the loss of its lock: a `DecidedCall`."""
+    """A call whose body has ended after the loss of its lock: a `policies.WorkerCall`.
+
+    Attributes:
+        line: The entries of the call.
+        error: The loss.
+        returned: What the body has returned; empty if it has not.
+        policy: The name of the decision.
+    """
 
     line: LineEntry
     error: LockLost
     returned: list[_T]
+    policy: str
+
+    def skip(self) -> NoReturn:
+        """End the call as REVOKED."""
+        call = self.line.call
+        raise end_as_revoked(call, self.error, key=call.key, policy=self.policy)
 
     def run(self) -> _T:
         """Return what the body has returned."""

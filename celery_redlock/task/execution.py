@@ -676,8 +676,9 @@ class Execution(TaskLock):
             error = lease.lost_error().with_traceback(error.__traceback__)
         if lease is None or error.key != lease.key:
             raise error  # about a lock that the body took itself, or one around it
-        decided = DecidedLoss(self._line, error, returned)
-        result: _T = self._decide(lease).perform(decided)
+        decision = self._decide(lease)
+        decided = DecidedLoss(self._line, error, returned, decision.name)
+        result: _T = decision.perform(decided)
         return result
 
     def _cancelled(self, lease: Lease) -> Ignore:

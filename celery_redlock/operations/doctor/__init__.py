@@ -6,8 +6,8 @@
         print(finding.severity.word, finding.fact, finding.remedy)
 
 A *rule* is a function that looks at a ``Case`` and yields a ``Finding`` for each
-problem. A healthy deployment yields none. Celery is not imported, and the app is
-optional: the lock can be used without Celery.
+problem. A healthy deployment yields none. The app is optional: the lock can be used
+without Celery.
 
 Read ``rule`` first. Every other file has the rules of one subject, and is found by
 itself: a new rule needs no registration. ``votes`` is about nodes that do not vote, and

@@ -15,6 +15,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_redlock import LockLost, current_lease, locking
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.locks.lease import LeaseState
+from celery_redlock.policies import DecidedCall, LossDecision
 from celery_redlock.signals import lock_acquired, lock_heartbeat
 from celery_redlock.task.execution import running
 from celery_redlock.testing import SignalRecorder
@@ -90,6 +91,26 @@ def test_retry_sends_the_arguments_as_they_came(live: Worker) -> None:
     assert (run.state, run.stored) == (states.RETRY, states.RETRY)
     ((_, body),) = live.published
     assert body[0] == [[1, 2, 3]]
+
+
+def test_decision_about_a_loss_may_end_the_call_as_revoked(live: Worker) -> None:
+    """Every decision has the methods of a `DecidedCall`, that of a project, too."""
+
+    class Drop(LossDecision):
+        name = "drop"
+
+        def perform(self, call: DecidedCall) -> Any:
+            """Skip the call."""
+            return call.skip()
+
+    @live.task(on_lock_lost=lambda _: Drop())
+    def job() -> None:
+        cut_off(live)
+
+    run = live.run(job)
+
+    assert run.stored == states.REVOKED
+    assert live.published == []
 
 
 @pytest.mark.parametrize("on_lock_lost", ["abort", "retry", "warn"])
