@@ -38,6 +38,9 @@ def redelivery(after: float = 2) -> dict[str, Any]:
             "visibility_timeout": after,
             "unacked_restore_interval": 1,
             "unacked_restore_throttle": 1,
+            # Kombu's lock around each look for such jobs. A worker that is killed then
+            # keeps the others from looking until it ends: 300 s by default.
+            "unacked_mutex_expire": 2,
         },
     }
 
