@@ -105,7 +105,8 @@ def in_threads():
         try:
             try:
                 after = random.uniform(0.00003, 0.003)
-                signal.setitimer(signal.ITIMER_REAL, after)
+                # And later again: a finaliser may have swallowed the first one.
+                signal.setitimer(signal.ITIMER_REAL, after, 1.0)
                 work_on(number)
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
