@@ -9,10 +9,10 @@
 A lock that an operator released is lost at the next renewal, which learns of it.
 
 The end of validity is a local deadline. It is announced when it comes, even during a
-renewal, because nothing here blocks on a node. (Only of a lease that is new during a
-renewal, and has less than a node_timeout left, it is announced after the replies: at
-most one node_timeout late.) If a majority confirms a renewal after
-that, the lease is lost all the same.
+renewal, because nothing here blocks on a node. There is one exception. A lease that is
+watched while a renewal waits for replies, and ends within one node_timeout, is
+announced when these replies are there. If a majority confirms a renewal after the
+deadline, the lease is lost all the same.
 
 For every lease exactly one of two things happens: ``forget`` returns True, or
 ``on_lost`` is called. Callbacks run in the watchdog's thread and must be quick.
