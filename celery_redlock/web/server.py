@@ -2,13 +2,12 @@
 
 ::
 
-    one thread      reads all requests, byte by byte as they come; a request that is not
-                    whole in time, or is too long, is refused
-    a thread for    calls the application with a whole request, and writes the response
-    each request
+    a thread for      reads the request, which is refused if it is not whole in time, or
+    each connection   too long ──► takes a slot ──► calls the application with the whole
+                      request, and writes the response
 
-So a client that sends slowly occupies no thread. If there are too many connections, the
-oldest that has not sent its request gives way. ``/healthz`` has threads of its own, so
+So a client that sends slowly takes no slot. If there are too many connections, the
+oldest that has not sent its request gives way. ``/healthz`` has slots of its own, so
 that viewers who wait for slow nodes do not keep a health check out.
 
 It does not encrypt: see `is_loopback`. Each request leaves a line in the log.
@@ -26,11 +25,9 @@ import io
 import ipaddress
 import logging
 import re
-import selectors
 import socket
 import sys
 import threading
-from dataclasses import dataclass, field
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
@@ -74,49 +71,33 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(one).is_loopback for one in addresses)
 
 
-@dataclass(eq=False)
-class _Connection:
-    """A connection with its request, as far as that has come.
+def _missing(data: bytes) -> int | None:
+    """Return 0 if these bytes are a whole request, and None if more must come.
 
-    Attributes:
-        sock: The connection.
-        address: The host and the port of the client.
-        until: Instant by which the request must be whole.
-        data: The bytes that have come.
+    Returns:
+        Else the status with which the request is refused.
     """
+    head = _HEAD.search(data)
+    if head is None or head.start() > _MOST_HEAD:
+        return 431 if len(data) > _MOST_HEAD else None
+    names = data[: head.start()]
+    lengths = {*_LENGTH.findall(names)} or {b"0"}
+    length = lengths.pop()
+    if _CHUNKED.search(names):
+        return 501
+    if lengths or not length.isdigit():
+        return 400
+    if len(length) > len(str(_MOST_BODY)) or int(length) > _MOST_BODY:
+        return 413
+    return 0 if len(data) >= head.end() + int(length) else None
 
-    sock: socket.socket
-    address: Any
-    until: float
-    data: bytearray = field(default_factory=bytearray)
 
-    def missing(self) -> int | None:
-        """Return 0 if the request is whole, and None if more must come.
-
-        Returns:
-            Else the status with which it is refused.
-        """
-        head = _HEAD.search(self.data)
-        if head is None or head.start() > _MOST_HEAD:
-            return 431 if len(self.data) > _MOST_HEAD else None
-        names = bytes(self.data[: head.start()])
-        lengths = {*_LENGTH.findall(names)} or {b"0"}
-        length = lengths.pop()
-        if _CHUNKED.search(names):
-            return 501
-        if lengths or not length.isdigit():
-            return 400
-        if len(length) > len(str(_MOST_BODY)) or int(length) > _MOST_BODY:
-            return 413
-        return 0 if len(self.data) >= head.end() + int(length) else None
-
-    def refuse(self, status: int) -> None:
-        """Answer with this status, if the client reads, and close the connection."""
-        line = f"HTTP/1.0 {status} {_REFUSALS[status]}\r\nContent-Length: 0\r\n\r\n"
-        with contextlib.suppress(OSError):
-            self.sock.send(line.encode())
-        log.info("%s: refused with %d: its request.", self.address[0], status)
-        self.sock.close()
+def _refuse(sock: socket.socket, address: Any, status: int) -> None:
+    """Answer with this status, if the client reads."""
+    line = f"HTTP/1.0 {status} {_REFUSALS[status]}\r\nContent-Length: 0\r\n\r\n"
+    with contextlib.suppress(OSError):
+        sock.send(line.encode())
+    log.info("%s: refused with %d: its request.", address[0], status)
 
 
 class LockServer(ThreadingMixIn, WSGIServer):
@@ -142,10 +123,9 @@ class LockServer(ThreadingMixIn, WSGIServer):
         self.address_family = family
         self._slots = threading.BoundedSemaphore(_MOST_AT_ONCE - _MOST_CHECKS)
         self._check_slots = threading.BoundedSemaphore(_MOST_CHECKS)
-        self._selector = selectors.DefaultSelector()
-        self._incoming: dict[socket.socket, _Connection] = {}  # the oldest first
-        self._stopping, self._stopped = threading.Event(), threading.Event()
-        self._stopped.set()
+        self._mutex = threading.Lock()
+        # Connections whose request is not whole, with their addresses: the oldest first.
+        self._unread: dict[socket.socket, Any] = {}
         super().__init__((host, port), _Handler)
         self.set_app(application)
         name = f"[{host}]" if ":" in host else host
@@ -160,117 +140,54 @@ class LockServer(ThreadingMixIn, WSGIServer):
         )
         self.setup_environ()
 
-    # -- the thread that reads -------------------------------------------------------
-
-    def serve_forever(self, poll_interval: float = 0.5) -> None:
-        """Read requests until ``shutdown`` is called, and start a thread for each."""
-        self._stopped.clear()
-        self.socket.settimeout(0)
-        self._selector.register(self.socket, selectors.EVENT_READ)
-        try:
-            while not self._stopping.is_set():
-                for key, _ in self._selector.select(poll_interval):
-                    if key.fileobj is self.socket:
-                        self._accept()
-                    # It may have given way to a connection of this same round.
-                    elif request := self._incoming.get(key.fileobj):  # type: ignore[call-overload]
-                        self._read(request)
-                self._refuse_late()
-        finally:
-            for request in list(self._incoming.values()):
-                self._leave(request)
-                request.sock.close()
-            self._selector.unregister(self.socket)
-            self._stopping.clear()
-            self._stopped.set()
-
-    def shutdown(self) -> None:
-        """Make ``serve_forever`` return, in another thread, and wait for that."""
-        self._stopping.set()
-        self._stopped.wait()
-
-    def server_close(self) -> None:
-        """Close the socket. Requests that are answered end by themselves."""
-        super().server_close()
-        self._selector.close()
-
-    def _accept(self) -> None:
-        try:
-            sock, address = self.socket.accept()
-        except OSError as error:
-            log.debug("A connection ended at once: %s.", error)
-            return
-        if len(self._incoming) >= _MOST_READ:
-            oldest = next(iter(self._incoming.values()))
-            self._leave(oldest)
-            oldest.refuse(408)
-        sock.settimeout(0)
-        until = SYSTEM_CLOCK.monotonic() + _READ_WITHIN
-        self._incoming[sock] = _Connection(sock, address, until)
-        self._selector.register(sock, selectors.EVENT_READ)
-
-    def _leave(self, request: _Connection) -> None:
-        self._selector.unregister(request.sock)
-        del self._incoming[request.sock]
-
-    def _read(self, request: _Connection) -> None:
-        try:
-            data = request.sock.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        request.data += data
-        if not data:
-            self._leave(request)
-            request.sock.close()
-            return
-        status = request.missing()
-        if status is None:
-            return
-        self._leave(request)
-        if status:
-            request.refuse(status)
-        else:
-            self.process_request(request, request.address)
-
-    def _refuse_late(self) -> None:
-        now = SYSTEM_CLOCK.monotonic()
-        for request in list(self._incoming.values()):
-            if request.until > now:  # so are all later ones
-                return
-            self._leave(request)
-            request.refuse(408)
-
-    # -- threads that answer ---------------------------------------------------------
-
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own; refuse the request if there are too many."""
-        slots = self._slots_of(request)
-        if not slots.acquire(blocking=False):
-            request.refuse(503)
-            return
-        try:
-            request.sock.settimeout(None)
-            super().process_request(request, client_address)
-        except (OSError, RuntimeError) as error:  # no thread could be started
-            log.warning("%s: no thread could be started: %s.", client_address[0], error)
-            slots.release()
-            request.refuse(503)
+        """Start a thread for a connection. If there are too many, one gives way."""
+        with self._mutex:
+            if len(self._unread) >= _MOST_READ:
+                oldest = next(iter(self._unread))
+                _refuse(oldest, self._unread.pop(oldest), 408)
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._unread[request] = client_address
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, in the thread."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._slots_of(request).release()
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Read the request and answer it, in the thread."""
+        status, data = self._read(request)
+        with self._mutex:
+            if self._unread.pop(request, None) is None:
+                return  # it has given way
+        slots = self._check_slots if _CHECK.match(data) else self._slots
+        if not status and not slots.acquire(blocking=False):
+            status = 503
+        if status:
+            _refuse(request, client_address, status)
+        else:
+            try:
+                _Handler((request, data), client_address, self)
+            finally:
+                slots.release()
 
-    def _slots_of(self, request: _Connection) -> threading.BoundedSemaphore:
-        return self._check_slots if _CHECK.match(request.data) else self._slots
+    def _read(self, sock: socket.socket) -> tuple[int, bytes]:
+        """Return a whole request, or the status with which it is refused."""
+        data, until = b"", SYSTEM_CLOCK.monotonic() + _READ_WITHIN
+        while (status := _missing(data)) is None:
+            left = until - SYSTEM_CLOCK.monotonic()
+            if left <= 0:
+                return 408, data
+            sock.settimeout(left)
+            with contextlib.suppress(TimeoutError):
+                more = sock.recv(1 << 16)
+                if not more:
+                    raise ConnectionAbortedError("it ended before its request")
+                data += more
+        return status, data
 
     def shutdown_request(self, request: Any) -> None:
         """Tell the client that nothing follows, and close the connection."""
-        super().shutdown_request(request.sock)
+        with self._mutex:
+            self._unread.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, _request: Any, client_address: Any) -> None:
         """Log an error of one connection. A browser that went away is none."""
@@ -307,8 +224,8 @@ class _Answer(ServerHandler):
 class _Handler(WSGIRequestHandler):
     def setup(self) -> None:
         request: Any = self.request
-        self.connection = request.sock
-        self.rfile, self.wfile = io.BytesIO(request.data), _DeadlineFile(request.sock)
+        self.connection, data = request
+        self.rfile, self.wfile = io.BytesIO(data), _DeadlineFile(self.connection)
         self._began_at = SYSTEM_CLOCK.monotonic()
 
     def handle(self) -> None:
