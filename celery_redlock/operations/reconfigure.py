@@ -47,11 +47,10 @@ from celery_redlock.stores.connection import store_of
 from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.members.restart_guard import NodeMembership
-    from celery_redlock.scripts import Script
     from celery_redlock.wire.quorum import Ballot
 
 log = logging.getLogger(__name__)
@@ -59,6 +58,7 @@ log = logging.getLogger(__name__)
 _PAUSE = 0.5  # seconds between two tries of a step
 _MARGIN = 0.01  # seconds, for the rounding of milliseconds
 _ABORTED = "aborted"  # what CLOSE replies then
+_WAITS = VoteKind.QUARANTINED  # what CLOSE replies while old locks may live
 _INTERRUPTED = (
     "Nothing is granted until {it} is done: run it again, with the same arguments, "
     "when the nodes are up"
@@ -144,16 +144,12 @@ class _Move:
         self._plan: View  # the view that is entered
 
     @property
-    def _after(self) -> str:
-        return str(self._plan)
-
-    @property
     def _closed(self) -> str:
-        return CLOSED + self._after
+        return f"{CLOSED}{self._plan}"
 
     def run(self) -> None:
         olds, news = self._look()
-        opened = [look for look in news if look.votes and self._is_new(look.view)]
+        opened = self._opened(news)
         plan = self._plan_of([*olds, *news], opened)
         self._check_deployment(olds, opened)
         is_left = any(look.config.startswith(CLOSED) for look in news)
@@ -258,21 +254,23 @@ class _Move:
 
     def _looks(self, redlock: Redlock) -> list[NodeMembership]:
         """Ask the nodes what they know of themselves; wait for slow ones."""
-        give_up_at = self._clock.monotonic() + redlock.timing.connect_timeout
-        while True:
+        looks: list[NodeMembership] = []
+        for _ in self._tries(redlock.timing.connect_timeout, pause=_MARGIN):
             looks = [look for look in redlock.guard.look() if look]
-            late = self._clock.monotonic() > give_up_at
-            if len(looks) == len(redlock.labels) or late:
-                return looks
-            self._clock.sleep(_MARGIN)
+            if len(looks) == len(redlock.labels):
+                break
+        return looks
 
     def _may_move(self, look: NodeMembership) -> bool:
+        if plan := _plan_in(look.config):
+            return self._is_new(plan)
         old = self._old.guard.configuration
-        plan = View.parse(look.config.removeprefix(CLOSED))
-        if plan is None:
-            return look.config == JOINED
-        is_closed = look.config.startswith(CLOSED)
-        return self._is_new(plan) or (not is_closed and plan.configuration == old)
+        view = View.parse(look.config)
+        return (
+            look.config == JOINED
+            if view is None
+            else (self._is_new(view) or view.configuration == old)
+        )
 
     def _why(self, look: NodeMembership, present: Iterable[View]) -> str:
         """Say why a node cannot be moved, and the remedy.
@@ -284,12 +282,9 @@ class _Move:
         if not look.config.startswith(CLOSED):
             difference, _ = refusal(look.config, self._old.guard.config)
             return f"the nodes {difference}"
-        plan = View.parse(look.config.removeprefix(CLOSED))
+        plan = _plan_in(look.config)
         place = str(plan.configuration) if plan else "others"
-        if plan and any(
-            view.deployment == plan.deployment and view.order >= plan.order
-            for view in present
-        ):
+        if plan and any(_is_not_before(view, plan) for view in present):
             return (
                 f"the deployment has moved to {place}, and has left this node. "
                 f"{self._emptied()}"
@@ -317,10 +312,12 @@ class _Move:
         """
         entered = [look.view for look in opened if look.view]
         for look in looks:
-            plan = View.parse(look.config.removeprefix(CLOSED))
-            if not look.config.startswith(CLOSED) or not plan or not self._is_new(plan):
-                continue
-            if look.left or any(map(plan.is_same_epoch, entered)):
+            plan = _plan_in(look.config)
+            if (
+                plan
+                and self._is_new(plan)
+                and (look.left or any(map(plan.is_same_epoch, entered)))
+            ):
                 return look.left, plan
         return None
 
@@ -372,7 +369,7 @@ class _Move:
             self._new.guard.configuration, identities, before=view, is_founded=False
         )
         aborted = [
-            View.parse(line.removeprefix(CLOSED))
+            _plan_in(line)
             for look in (*olds, *news)
             for line in look.aborted.splitlines()
         ]
@@ -389,15 +386,16 @@ class _Move:
     def _prepare(self, lost: set[str]) -> None:
         """Close the nodes that are new. The old ones still vote."""
         wanted = set(self._new.labels) - set(self._old.labels) - lost
-        give_up_at = self._clock.monotonic() + self._patience
-        while True:
+        for is_last in self._tries():
             ballot = self._ask_to_close(self._new, before="")
-            self._end_if_aborted(_aborted(ballot))
-            if wanted <= {ballot.labels[index] for index in _closed(ballot)}:
+            if wanted <= _closed(ballot):
                 return
-            if self._clock.monotonic() > give_up_at:
-                self._give_up("prepared", ballot)
-            self._clock.sleep(_PAUSE)
+            if is_last:
+                raise RedlockError(
+                    f"Too few nodes could be prepared ({ballot.reasons()}). The old "
+                    "nodes still vote. A node that is closed for another plan is freed "
+                    "with --abort and the arguments of that plan."
+                )
 
     def _close(self) -> None:
         """Close the old nodes, and return when all their locks have ended.
@@ -405,32 +403,42 @@ class _Move:
         A node counts only while it says that it is closed, and that its wait is over.
         So one that falls silent, or loses its memory, is waited for again.
         """
-        before, old = None, self._old
-        give_up_at = self._clock.monotonic() + self._patience
-        while True:
-            ballot = self._ask_to_close(old, before=self._before)
-            self._end_if_aborted(_aborted(ballot))
-            closed = {ballot.labels[index] for index in _closed(ballot)}
-            waits = ballot.numbers(VoteKind.QUARANTINED)
-            if len(closed | self._gone) >= old.quorum:
-                if not waits and self._is_every_new_node_up(give_up_at):
-                    return
-                if before is None:
-                    self._on_step(
-                        f"{_are_closed(len(closed), len(old.labels))}: "
-                        "nothing is granted or renewed from now on."
-                    )
-                left = max(waits, default=0) / 1000
-                if before is None or left > before:
-                    self._on_step(f"Waiting {left:.0f} s until the last lock expires.")
-                before = left
-                self._clock.sleep(left + _MARGIN if waits else _PAUSE)
-                if waits:
-                    give_up_at = self._clock.monotonic() + self._patience
-            elif self._clock.monotonic() > give_up_at:
-                self._give_up("closed", ballot)
-            else:
-                self._clock.sleep(_PAUSE)
+        longest = -1.0
+        while waits := (ballot := self._close_majority()).numbers(_WAITS):
+            left = max(waits) / 1000
+            if longest < 0:
+                self._on_step(
+                    f"{_are_closed(len(_closed(ballot)), len(self._old.labels))}: "
+                    "nothing is granted or renewed from now on."
+                )
+            if left > longest:
+                self._on_step(f"Waiting {left:.0f} s until the last lock expires.")
+            longest = left
+            self._clock.sleep(left + _MARGIN)
+
+    def _close_majority(self) -> Ballot:
+        """Close a majority of the old nodes, and return their answers.
+
+        If no old lock may live on them, every new node is up as well: until one opens,
+        an abort is possible.
+        """
+        new = self._new
+        for is_last in self._tries():
+            ballot = self._ask_to_close(self._old, before=self._before)
+            fact = f"Too few nodes could be closed ({ballot.reasons()})"
+            up = {*new.labels}
+            if len(_closed(ballot) | self._gone) >= self._old.quorum:
+                if ballot.numbers(_WAITS):
+                    return ballot
+                looks = new.guard.look()
+                self._end_if_aborted(self._marked(looks))
+                up = {look.label for look in looks if look}
+                if len(up) == len(looks):
+                    return ballot
+                fact = f"Every future node must be up: {_silence(new, up)}"
+            if is_last:
+                break
+        raise RedlockError(f"{fact}. {self._remedy(len(up))}")
 
     def _end_if_aborted(self, marked: Sequence[str]) -> None:
         """End, if nodes say that another operator aborts this reconfiguration."""
@@ -445,26 +453,17 @@ class _Move:
         """Return the future nodes that an abort has marked."""
         return [x.label for x in looks if x and self._closed in x.aborted.splitlines()]
 
-    def _is_every_new_node_up(self, give_up_at: float) -> bool:
-        """Tell whether every new node is up. Until one opens, an abort is possible."""
-        looks = self._new.guard.look()
-        self._end_if_aborted(self._marked(looks))
-        up = {look.label for look in looks if look}
-        if len(up) < len(looks) and self._clock.monotonic() > give_up_at:
-            silence = _silence(self._new, up)
-            remedy = self._remedy(len(up))
-            raise RedlockError(f"Every future node must be up: {silence}. {remedy}")
-        return len(up) == len(looks)
-
     def _ask_to_close(self, redlock: Redlock, *, before: str) -> Ballot:
         wait = max(self._old.guard.quarantine_ms, self._new.guard.quarantine_ms)
-        args = (before, self._closed, self._after, wait)
-        return redlock.guard.ask(CLOSE, args).ballot
+        args = (before, self._closed, str(self._plan), wait)
+        ballot = redlock.guard.ask(CLOSE, args).ballot
+        self._end_if_aborted(_aborted(ballot))
+        return ballot
 
     # -- read and open -------------------------------------------------------------
 
     def _read_fences(self, opened: Sequence[NodeMembership]) -> list[Any]:
-        configs = {self._closed, self._after, *(look.config for look in opened)}
+        configs = {self._closed, str(self._plan), *(look.config for look in opened)}
         pairs: list[Any] = []
         source = self._old
         needed = len(source.labels) - source.quorum + 1
@@ -480,13 +479,11 @@ class _Move:
                         pairs.extend(counters_in(reply[2:]))
             return len(sources)
 
-        give_up_at = self._clock.monotonic() + self._patience
-        while (sources := read()) < needed and self._clock.monotonic() < give_up_at:
-            self._clock.sleep(_PAUSE)
-        if sources >= needed:
-            nodes = "the node" if needed == 1 else f"at least {needed} nodes"
-            self._on_step(f"The fences were read from {nodes}.")
-            return greatest(pairs)
+        for _ in self._tries():
+            if read() >= needed:
+                nodes = "the node" if needed == 1 else f"at least {needed} nodes"
+                self._on_step(f"The fences were read from {nodes}.")
+                return greatest(pairs)
         log.warning(
             "Too few old nodes still know the fences that were granted. The new "
             "nodes start above their time and ours: the order of fences across this "
@@ -499,13 +496,11 @@ class _Move:
 
     def _open(self, counters: Sequence[Any]) -> None:
         new = self._new
-        args = (self._closed, self._after, *counters)
-        give_up_at = self._clock.monotonic() + self._patience
-        while True:
+        args = (self._closed, str(self._plan), *counters)
+        for is_last in self._tries():
             new.guard.ask(OPEN, args)
             looks = new.guard.look()
-            voting = [x for x in looks if x and x.votes and self._is_new(x.view)]
-            marked = self._marked(looks)
+            voting, marked = self._opened(looks), self._marked(looks)
             if len(new.labels) - len(marked) < new.quorum:
                 self._end_if_aborted(marked)
             late = [
@@ -513,15 +508,13 @@ class _Move:
                 for label, look in zip(new.labels, looks, strict=True)
                 if look is None or (look.config == self._closed and label not in marked)
             ]
+            fact = f"{_votes(len(voting), len(looks))} for the new configuration"
             if len(voting) >= new.quorum and not late:
                 break
-            if self._clock.monotonic() > give_up_at:
-                can_be_marked = [x for x in looks if x and x not in voting]
-                self._give_up_opening(len(voting), late, len(can_be_marked))
-            self._clock.sleep(_PAUSE)
+            if is_last:
+                self._give_up_opening(fact, looks, late)
         self._on_step(
-            f"{_votes(len(voting), len(looks))} for the new configuration: "
-            f"{self._plan.configuration}, at epoch {self._plan.epoch}."
+            f"{fact}: {self._plan.configuration}, at epoch {self._plan.epoch}."
         )
         if marked:  # by an abort that came too late: they join like restarted nodes
             new.guard.look(forget=self._closed)
@@ -533,18 +526,24 @@ class _Move:
             )
 
     def _give_up_opening(
-        self, voting: int, late: Sequence[str], can_be_marked: int
+        self, fact: str, looks: Sequence[NodeMembership | None], late: Sequence[str]
     ) -> NoReturn:
-        fact = (
-            f"{_votes(voting, len(self._new.labels))} for the new configuration"
-            f"{'; not opened yet: ' if late else ''}{', '.join(late)}"
-        )
-        if voting >= self._new.quorum:
-            raise RedlockError(
-                f"{fact}. Locks are granted again. Run it again, with the same "
-                "arguments, when these nodes are up."
+        voting = self._opened(looks)
+        if late:
+            fact += f"; not opened yet: {', '.join(late)}"
+        remedy = self._remedy(sum(x is not None and x not in voting for x in looks))
+        if len(voting) >= self._new.quorum:
+            remedy = (
+                "Locks are granted again. Run it again, with the same arguments, when "
+                "these nodes are up."
             )
-        raise RedlockError(f"{fact}. {self._remedy(can_be_marked)}")
+        raise RedlockError(f"{fact}. {remedy}")
+
+    def _opened(self, looks: Iterable[NodeMembership | None]) -> list[NodeMembership]:
+        """Return the nodes that vote for the new configuration."""
+        return [
+            look for look in looks if look and look.votes and self._is_new(look.view)
+        ]
 
     def _remedy(self, can_be_marked: int) -> str:
         """Return what to do when too few nodes are closed or open.
@@ -558,59 +557,42 @@ class _Move:
             return f"{remedy}."
         return f"{remedy}, or take it back with --abort."
 
-    def _give_up(self, verb: str, ballot: Ballot) -> NoReturn:
-        fact = f"Too few nodes could be {verb} ({ballot.reasons()})"
-        if verb == "prepared":
-            raise RedlockError(
-                f"{fact}. The old nodes still vote. A node that is closed for another "
-                "plan is freed with --abort and the arguments of that plan."
-            )
-        if verb == "closed":  # all future nodes are up: they are closed already
-            raise RedlockError(f"{fact}. {self._remedy(len(self._new.labels))}")
-        raise RedlockError(f"{fact}. {_INTERRUPTED.format(it='the abort')}.")
-
     # -- abort -----------------------------------------------------------------------
 
     def abort(self) -> None:
         """Let the old nodes vote again in the view that they had."""
         olds, news = self._looks(self._old), self._looks(self._new)
         plans = {
-            look.config for look in (*olds, *news) if look.config.startswith(CLOSED)
+            look.config: plan
+            for look in (*olds, *news)
+            if (plan := _plan_in(look.config)) and self._is_new(plan)
         }
-        plans &= {
-            CLOSED + str(plan)
-            for plan in map(View.parse, [text.removeprefix(CLOSED) for text in plans])
-            if plan and self._is_new(plan)
-        }
-        opened = [look for look in news if look.votes and self._is_new(look.view)]
-        if len(self._new.labels) - len(opened) < self._new.quorum:
+        if self._is_opened(self._opened(news)):
             self._refuse(self._too_late())
         if not plans:
             self._refuse("No reconfiguration with these arguments is under way")
-        for closed in sorted(plans):
-            self._abort(closed, news)
+        left = [view for look in news if (view := View.parse(look.left))]
+        for plan in plans.values():
+            self._refuse_if_done(plan, news)
+            if any(_is_not_before(view, plan) for view in left):
+                self._refuse("A later reconfiguration leaves the new settings already")
+        for _, self._plan in sorted(plans.items()):
+            self._take_back(news)
 
-    def _abort(self, closed: str, news: Sequence[NodeMembership]) -> None:
-        old, new = self._old, self._new
-        text = closed.removeprefix(CLOSED)
-        plan = View.parse(text)
-        if plan is None:  # `plans` has only those that can be read
-            return
-        self._refuse_if_done(plan, news)
+    def _take_back(self, news: Sequence[NodeMembership]) -> None:
+        old, new, plan = self._old, self._new, self._plan
         lost = {x.label for x in news if plan.member(x.label).identity != x.identity}
-        left = [view for view in (View.parse(look.left) for look in news) if view]
-        if any(x.deployment == plan.deployment and x.order >= plan.order for x in left):
-            self._refuse("A later reconfiguration leaves the new settings already")
-
         done: set[str] = set()
-
-        def marked(ballot: Ballot) -> bool:
-            self._end_if_opened(plan, ballot, lost)
-            done.update(ballot.labels[i] for i in ballot.indexes(VoteKind.GRANTED))
-            return len(done | lost) >= new.quorum
-
         # A majority must never open. Nodes that have lost their memory never do.
-        self._until(new, ABORT, (closed, text), marked, "marked as aborted")
+        for is_last in self._tries():
+            ballot = new.guard.ask(ABORT, (self._closed, str(plan))).ballot
+            self._end_if_opened(ballot, lost)
+            done.update(ballot.labels[i] for i in ballot.indexes(VoteKind.GRANTED))
+            if len(done | lost) >= new.quorum:
+                break
+            if is_last:
+                fact = f"Too few nodes could be marked as aborted ({ballot.reasons()})"
+                raise RedlockError(f"{fact}. {_INTERRUPTED.format(it='the abort')}.")
         self._on_step(f"A majority of the {len(new.labels)} future nodes is marked.")
         for look in new.guard.look():  # those that have opened; they are no majority
             if look and look.view and look.view.is_same_epoch(plan):
@@ -618,19 +600,27 @@ class _Move:
         fences: list[Any] = []
         if len(new.labels) - len(done) >= new.quorum:
             fences = self._outlast_forgotten_locks()
-        self._until(
-            old,
-            REOPEN,
-            (closed, *fences),
-            _all_answer,
-            "reopened",
-        )
+        self._reopen(fences)
         present = old.guard.configuration
         views = [look.view for look in old.guard.look() if look and look.votes]
         voting = [view for view in views if view and view.configuration == present]
         self._on_step(
             f"{_votes(len(voting), len(old.labels))} in the old configuration again."
         )
+
+    def _reopen(self, fences: Sequence[Any]) -> None:
+        for is_last in self._tries():
+            ballot = self._old.guard.ask(REOPEN, (self._closed, *fences)).ballot
+            if all(vote and vote.kind is not VoteKind.SILENT for vote in ballot.votes):
+                return
+            if is_last and ballot.granted:
+                raise RedlockError(
+                    f"Not all nodes were reopened ({ballot.reasons()}). The others "
+                    "vote in the old configuration. Run it again when these are up."
+                )
+            if is_last:
+                fact = f"Too few nodes could be reopened ({ballot.reasons()})"
+                raise RedlockError(f"{fact}. {_INTERRUPTED.format(it='the abort')}.")
 
     def _outlast_forgotten_locks(self) -> list[Any]:
         """Wait for the end of locks that planned nodes may have granted and forgotten.
@@ -645,11 +635,13 @@ class _Move:
             "across this abort depends on clocks."
         )
         self._clock.sleep(longest / 1000 + _MARGIN)
-        looks = self._new.guard.look()
-        voting = [x for x in looks if x and x.votes and self._is_new(x.view)]
-        if len(looks) - len(voting) < self._new.quorum:
+        if self._is_opened(self._opened(self._new.guard.look())):
             raise RedlockError(f"{self._too_late()}.")
         return self._floor()
+
+    def _is_opened(self, some: Sequence[Any]) -> bool:
+        """Tell whether so many future nodes have opened that no majority is left."""
+        return len(self._new.labels) - len(some) < self._new.quorum
 
     def _too_late(self) -> str:
         one = len(self._new.labels) == 1
@@ -669,39 +661,40 @@ class _Move:
         now_us = round(self._clock.wall() * 1e6)
         return [b"floor", now_us + tolerance_us, b"time", 2 * tolerance_us]
 
-    def _end_if_opened(self, plan: View, ballot: Ballot, lost: set[str]) -> None:
+    def _end_if_opened(self, ballot: Ballot, lost: set[str]) -> None:
         """End, if too many nodes have opened since the abort looked at them."""
-        stored = {
-            label: View.parse(vote.value)
+        stored = [
+            View.parse(vote.value)
             for label, vote in zip(ballot.labels, ballot.votes, strict=True)
             if vote and label not in lost
-        }
-        opened = [it for it in stored.values() if it and it.is_same_epoch(plan)]
-        if len(self._new.labels) - len(opened) < self._new.quorum:
+        ]
+        opened = [view for view in stored if view and view.is_same_epoch(self._plan)]
+        if self._is_opened(opened):
             raise RedlockError(f"{self._too_late()}.")
 
-    def _until(
-        self,
-        redlock: Redlock,
-        script: Script,
-        args: Sequence[Any],
-        is_done: Callable[[Ballot], bool],
-        verb: str,
-    ) -> None:
-        """Run a script on all nodes again and again, until its ballot is enough."""
-        give_up_at = self._clock.monotonic() + self._patience
+    def _tries(
+        self, seconds: float | None = None, *, pause: float = _PAUSE
+    ) -> Iterator[bool]:
+        """Yield before each try of a step whether the time is over: it is the last."""
+        seconds = self._patience if seconds is None else seconds
+        give_up_at, is_last = self._clock.monotonic() + seconds, False
         while True:
-            ballot = redlock.guard.ask(script, args).ballot
-            if is_done(ballot):
+            yield is_last
+            if is_last:
                 return
-            if self._clock.monotonic() > give_up_at:
-                if verb == "reopened" and ballot.granted:
-                    raise RedlockError(
-                        f"Not all nodes were {verb} ({ballot.reasons()}). The others "
-                        "vote in the old configuration. Run it again when these are up."
-                    )
-                self._give_up(verb, ballot)
-            self._clock.sleep(_PAUSE)
+            self._clock.sleep(pause)
+            is_last = self._clock.monotonic() > give_up_at
+
+
+def _plan_in(config: str) -> View | None:
+    """Return the plan for which a node is closed; None if it is not closed."""
+    closed = config.startswith(CLOSED)
+    return View.parse(config.removeprefix(CLOSED)) if closed else None
+
+
+def _is_not_before(view: View, plan: View) -> bool:
+    """Tell whether a view of the deployment is of the epoch of a plan, or later."""
+    return view.deployment == plan.deployment and view.order >= plan.order
 
 
 def _silence(redlock: Redlock, up: set[str]) -> str:
@@ -725,17 +718,13 @@ def _are_closed(some: int, nodes: int) -> str:
     return "The node is closed" if nodes == 1 else f"{some} of {nodes} nodes are closed"
 
 
-def _all_answer(ballot: Ballot) -> bool:
-    return all(vote and vote.kind is not VoteKind.SILENT for vote in ballot.votes)
-
-
 def _aborted(ballot: Ballot) -> list[str]:
     """Return the nodes that are not closed, because the plan is aborted there."""
     votes = zip(ballot.labels, ballot.votes, strict=True)
     return [label for label, vote in votes if vote and vote.value == _ABORTED]
 
 
-def _closed(ballot: Ballot) -> list[int]:
+def _closed(ballot: Ballot) -> set[str]:
     """Return the nodes that are closed, or have the new configuration already."""
-    closed = ballot.indexes(VoteKind.QUARANTINED) + ballot.indexes(VoteKind.FREE)
-    return closed + ballot.indexes(VoteKind.GRANTED)
+    kinds = (_WAITS, VoteKind.FREE, VoteKind.GRANTED)
+    return {ballot.labels[index] for kind in kinds for index in ballot.indexes(kind)}

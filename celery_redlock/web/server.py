@@ -28,6 +28,7 @@ import re
 import socket
 import sys
 import threading
+from http import HTTPStatus
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
@@ -50,14 +51,6 @@ _LENGTH = re.compile(rb"(?im)^content-length:[ \t]*(.*?)[ \t]*\r?$")
 _CHUNKED = re.compile(rb"(?im)^transfer-encoding:")
 _CHECK = re.compile(rb"(GET|HEAD) /healthz[ ?]")
 _QUIET = re.compile(r"(GET|HEAD) /(healthz|metrics|page\.css|page\.js|icon\.svg)\b")
-_REFUSALS = {
-    400: "Bad Request",
-    408: "Request Timeout",
-    413: "Content Too Large",
-    431: "Request Header Fields Too Large",
-    501: "Not Implemented",
-    503: "Service Unavailable",
-}
 
 
 def is_loopback(host: str) -> bool:
@@ -94,7 +87,7 @@ def _missing(data: bytes) -> int | None:
 
 def _refuse(sock: socket.socket, address: Any, status: int) -> None:
     """Answer with this status, if the client reads."""
-    line = f"HTTP/1.0 {status} {_REFUSALS[status]}\r\nContent-Length: 0\r\n\r\n"
+    line = f"HTTP/1.0 {status} {HTTPStatus(status).phrase}\r\nContent-Length: 0\r\n\r\n"
     with contextlib.suppress(OSError):
         sock.send(line.encode())
     log.info("%s: refused with %d: its request.", address[0], status)
@@ -124,7 +117,7 @@ class LockServer(ThreadingMixIn, WSGIServer):
         self._slots = threading.BoundedSemaphore(_MOST_AT_ONCE - _MOST_CHECKS)
         self._check_slots = threading.BoundedSemaphore(_MOST_CHECKS)
         self._mutex = threading.Lock()
-        # Connections whose request is not whole, with their addresses: the oldest first.
+        # Connections whose request is not whole, and their addresses: oldest first.
         self._unread: dict[socket.socket, Any] = {}
         super().__init__((host, port), _Handler)
         self.set_app(application)
@@ -164,7 +157,8 @@ class LockServer(ThreadingMixIn, WSGIServer):
             _refuse(request, client_address, status)
         else:
             try:
-                _Handler((request, data), client_address, self)
+                whole: Any = (request, data)
+                _Handler(whole, client_address, self)
             finally:
                 slots.release()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from unittest import mock
 
@@ -18,6 +18,7 @@ from celery_redlock.errors import (
     RedlockError,
 )
 from celery_redlock.locks.redlock import Redlock
+from celery_redlock.members.view import CLOSED, View
 from celery_redlock.operations.doctor import diagnose
 from celery_redlock.operations.reconfigure import reconfigure
 from tests.harness.waiting import until
@@ -75,6 +76,11 @@ def reconfigure_until_closed(
 
     with pytest.raises(RedlockError, match=match):
         reconfigure(old, new, on_step=on_step, patience=patience)
+
+
+def looks(redlock: Redlock) -> list[NodeMembership]:
+    """Return what each node knows of itself."""
+    return [look for look in redlock.guard.look() if look]
 
 
 @dataclass
@@ -493,6 +499,35 @@ def test_abort_outlasts_locks_of_members_that_have_forgotten(
     old.release(later)
     for redlock in (old, new):
         redlock.close()
+
+
+def test_refused_abort_of_one_of_two_plans_changes_nothing(
+    start_nodes: Callable[..., DevNodes],
+) -> None:
+    """Also the other plan, which could be taken back, stays as it is."""
+    nodes = start_nodes(4, initialize=False)
+    old, new = service(nodes.urls[:2]), service(nodes.urls)
+    old.initialize()
+
+    def interrupt() -> None:
+        raise RedlockError("interrupted")
+
+    reconfigure_until_closed(old, new, interrupt, match="interrupted")
+    plan = next(View.parse(it.config.removeprefix(CLOSED)) for it in looks(new))
+    assert plan is not None
+    later, earlier = (replace(plan, epoch=epoch) for epoch in (10, 9))
+    done = replace(earlier, nonce="z", is_founded=True)
+    stored = [CLOSED + str(later)] * 2 + [CLOSED + str(earlier), str(done)]
+    for node, config in zip(nodes.nodes, stored, strict=True):
+        node.command("HSET", new.keys.meta, "config", config)
+    before = looks(new)
+
+    with pytest.raises(RedlockError, match=r"was done: .* Nothing was changed\."):
+        reconfigure(old, new, abort=True)
+
+    assert looks(new) == before
+    old.close()
+    new.close()
 
 
 def test_finished_reconfiguration_is_not_taken_back(
