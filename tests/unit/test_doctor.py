@@ -63,9 +63,7 @@ def test_findings_are_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> N
     assert first["redlock_codes"] == ["replica", "slow", "even-nodes"]
 
 
-def test_each_finding_is_a_line_for_debugging(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_each_finding_is_a_line_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
     """The line ends with the code, and has it as a field."""
     caplog.set_level(logging.DEBUG)
 

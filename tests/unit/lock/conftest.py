@@ -8,9 +8,9 @@ import pytest
 
 from celery_redlock.testing import FakeClock, FakeNodes
 from tests.unit.lock.sockets import Connection, Net, Stage
-from tests.unit.lock.support import Stepped, Told
 
 if TYPE_CHECKING:
+    from celery_redlock.locks.lease import Lease
     from celery_redlock.locks.redlock import Redlock
     from tests.unit.lock.sockets import Sock
 
@@ -22,15 +22,9 @@ def nodes(clock: FakeClock) -> FakeNodes:
 
 
 @pytest.fixture
-def watchdog(redlock: Redlock) -> Stepped:
-    """Give a watchdog without a thread."""
-    return Stepped(redlock)
-
-
-@pytest.fixture
-def told(clock: FakeClock) -> Told:
-    """Give callbacks that record their calls."""
-    return Told(clock)
+def lease(redlock: Redlock) -> Lease:
+    """Give the lease of ``k``."""
+    return redlock.acquire("k")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from celery_redlock.locking import lock
 from celery_redlock.locks.lease import drift_of
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.locks.watchdog import Watchdog
 from celery_redlock.wire.quorum import VoteKind
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from celery_redlock.locks.lease import Lease
-    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.testing import FakeClock, FakeNodes
     from celery_redlock.wire.quorum import Ballot
 
@@ -64,6 +64,20 @@ class Site:
     def watchdog(self) -> Stepped:
         """The watchdog of the first process; it has no thread."""
         return Stepped(self.redlock)
+
+    @cached_property
+    def told(self) -> Told:
+        """The calls of callbacks that `watched` has passed to the watchdog."""
+        return Told(self.clock)
+
+    def watched(
+        self, key: str = "k", ttl: float | None = None, **options: Any
+    ) -> Lease:
+        """Acquire a lock, let the watchdog watch it, and return its lease."""
+        lease = self.redlock.acquire(key, ttl)
+        told = {"on_lost": self.told.on_lost, "on_renewed": self.told.on_renewed}
+        self.watchdog.watch(lease, **{**told, **options})
+        return lease
 
     def lock(self, key: str = "k", **options: Any) -> AbstractContextManager[Lease]:
         """Return a block that the first process locks."""
@@ -166,6 +180,20 @@ def restart(nodes: FakeNodes, *indexes: int, keep_memory: bool = False) -> None:
     """Restart these nodes."""
     for index in indexes:
         nodes.nodes[index].restart(keep_memory=keep_memory)
+
+
+def configure(nodes: FakeNodes, config: object, *indexes: int) -> None:
+    """Store this text, or this view, as the configuration of these nodes."""
+    text = config if isinstance(config, bytes) else str(config).encode()
+    for index in indexes:
+        fields = {b"config": text}
+        nodes.nodes[index].memory.redis.hset(b"redlock:meta", fields)
+
+
+def new_client(nodes: FakeNodes, **options: Any) -> Redlock:
+    """Return a client that knows no view yet, of nodes that were not initialized."""
+    options = {"transport": nodes, "clock": nodes.clock, **options}
+    return Redlock(nodes.urls, node_timeout=0.05, **options)
 
 
 def voting(redlock: Redlock) -> list[bool]:

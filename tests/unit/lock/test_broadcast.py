@@ -264,9 +264,7 @@ def test_nodes_have_their_time_to_answer_after_connecting(clock: FakeClock) -> N
     assert asked.ballot.granted >= 2
 
 
-def test_connections_that_are_not_needed_are_not_waited_for(
-    clock: FakeClock,
-) -> None:
+def test_connections_that_are_not_needed_are_not_waited_for(clock: FakeClock) -> None:
     """Two of three nodes are connected: the third one has the node timeout."""
     net = Net(clock, "a", "b", "c")
     net.addresses[2].gate.clear()
@@ -413,9 +411,7 @@ def test_same_server_twice_votes_once(clock: FakeClock) -> None:
     assert second.unfit_because.endswith("list each one once")
 
 
-def test_same_server_twice_is_found_before_it_has_voted_twice(
-    clock: FakeClock,
-) -> None:
+def test_same_server_twice_is_found_before_it_has_voted_twice(clock: FakeClock) -> None:
     """Even if one of its connections is made later."""
     net = Net(clock, "same", "same", "c")
     net.addresses[2].coming[:] = []

@@ -12,12 +12,12 @@ from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit
 from celery_redlock.scripts.keys import key_of
-from tests.unit.lock.support import asked, restart
+from tests.unit.lock.support import Site, asked, restart
 
 if TYPE_CHECKING:
     from celery_redlock.line.claims import ExistingJob
     from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.testing import FakeClock, FakeNodes
+    from celery_redlock.testing import FakeNodes
 
 OVER = 65.0  # seconds: more than a quarantine
 
@@ -48,64 +48,56 @@ def test_new_publisher_learns_the_view_with_one_more_request(nodes: FakeNodes) -
     assert claimed(nodes) == [10] * 5
 
 
-def test_publisher_follows_a_replacement(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_publisher_follows_a_replacement(site: Site) -> None:
     """It claims in the view that has the new member, and nothing in the old one."""
-    publisher = nodes.another_client().redlock()
-    restart(nodes, 0)
-    redlock.check()
-    clock.advance(OVER)
-    redlock.check()
-    assert publisher.guard.view != redlock.guard.view
+    publisher = site.nodes.another_client().redlock()
+    restart(site.nodes, 0)
+    site.redlock.check()
+    site.clock.advance(OVER)
+    site.redlock.check()
+    assert publisher.guard.view != site.redlock.guard.view
 
     assert take(publisher) is None
 
-    assert publisher.guard.view == redlock.guard.view
-    assert claimed(nodes) == [10] * 5
+    assert publisher.guard.view == site.redlock.guard.view
+    assert claimed(site.nodes) == [10] * 5
 
 
-def test_publisher_brings_restarted_nodes_back(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_publisher_brings_restarted_nodes_back(site: Site) -> None:
     """A process that only publishes does what those that lock do."""
-    restart(nodes, 0, 1, 2)
+    restart(site.nodes, 0, 1, 2)
     with pytest.raises(QuorumUnreachable, match="is in quarantine"):
-        take(redlock)
-    assert all(left <= 0 for left in claimed(nodes))
-    clock.advance(OVER)
+        take(site.redlock)
+    assert all(left <= 0 for left in claimed(site.nodes))
+    site.clock.advance(OVER)
 
-    assert take(redlock) is None
+    assert take(site.redlock) is None
 
 
-def test_publisher_with_other_settings_is_told_the_difference(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_publisher_with_other_settings_is_told_the_difference(site: Site) -> None:
     """It claims nothing; the message says what to set."""
-    differing = nodes.another_client().redlock(max_ttl=30.0, ttl=20.0)
+    differing = site.nodes.another_client().redlock(max_ttl=30.0, ttl=20.0)
 
     with pytest.raises(QuorumUnreachable, match="Set redlock_max_ttl = 60, or"):
         take(differing)
 
-    assert all(left <= 0 for left in claimed(nodes))
-    assert take(redlock) is None
+    assert all(left <= 0 for left in claimed(site.nodes))
+    assert take(site.redlock) is None
 
 
-def test_claim_is_kept_in_the_view_of_the_nodes_only(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_claim_is_kept_in_the_view_of_the_nodes_only(site: Site) -> None:
     """Where it is refused, the claim ends by itself, soon."""
-    assert take(redlock) is None
-    view = redlock.guard.view
+    assert take(site.redlock) is None
+    view = site.redlock.guard.view
     assert view is not None
-    redlock.guard.use(replace(view, epoch=view.epoch + 1))
+    site.redlock.guard.use(replace(view, epoch=view.epoch + 1))
 
-    Claims(redlock).keep("k", "job-1", 600)
-    assert claimed(nodes) == [10] * 5
+    Claims(site.redlock).keep("k", "job-1", 600)
+    assert claimed(site.nodes) == [10] * 5
 
-    redlock.guard.use(view)
-    Claims(redlock).keep("k", "job-1", 600)
-    assert claimed(nodes) == [600] * 5
+    site.redlock.guard.use(view)
+    Claims(site.redlock).keep("k", "job-1", 600)
+    assert claimed(site.nodes) == [600] * 5
 
 
 @pytest.mark.parametrize("keys", [["k"], ["a", "b"]], ids=["one", "several"])
@@ -125,16 +117,14 @@ def test_running_call_with_a_rate_is_the_same_call(
 
 
 @pytest.mark.parametrize("released_on", [0, 4])
-def test_call_runs_as_soon_as_one_node_says_so(
-    nodes: FakeNodes, redlock: Redlock, released_on: int
-) -> None:
+def test_call_runs_as_soon_as_one_node_says_so(site: Site, released_on: int) -> None:
     """Its claim ends when it begins, and the nodes hear of it one after the other."""
     job = Holder.here(task="t", task_id="job-1", started=1.0)
-    claims = Claims(redlock)
+    claims = Claims(site.redlock)
     claims.take("k", job, at_lock=True, at_cooldown=False)
-    redlock.acquire("k", holder=job)
+    site.redlock.acquire("k", holder=job)
     late = replace(job, task_id="job-2")
-    nodes.nodes[released_on].memory.redis.delete(b"redlock:claim:k")
+    site.nodes.nodes[released_on].memory.redis.delete(b"redlock:claim:k")
 
     here = claims.take("k", late, at_lock=True, at_cooldown=False)
 

@@ -10,33 +10,28 @@ from celery_redlock.errors import RedlockError
 from celery_redlock.members.deployment import NodesReport, initialize
 from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
 from celery_redlock.wire.url import parse_node
-from tests.unit.lock.support import restart
+from tests.unit.lock.support import Site, restart
 
 if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.testing import FakeNodes
 
 
-def test_check_of_healthy_nodes_finds_nothing(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_check_of_healthy_nodes_finds_nothing(site: Site) -> None:
     """All nodes vote, and the check leaves no lock behind."""
-    report = redlock.check()
+    report = site.redlock.check()
 
     assert report.problems == []
     assert report.has_quorum
     assert report.retry_after is None
-    names = nodes.nodes[0].memory.redis.keys()
+    names = site.nodes.nodes[0].memory.redis.keys()
     assert sorted(names) == [b"redlock:meta"]
 
 
-def test_check_begins_the_quarantine_of_new_nodes(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_check_begins_the_quarantine_of_new_nodes(site: Site) -> None:
     """A check at worker start begins the wait, so that it ends sooner."""
-    restart(nodes, 0, 1, 2)
+    restart(site.nodes, 0, 1, 2)
 
-    report = redlock.check()
+    report = site.redlock.check()
 
     assert not report.has_quorum
     assert report.retry_after == pytest.approx(62.2)

@@ -14,7 +14,16 @@ from celery_redlock.members.restart_guard import NodeMembership
 from celery_redlock.members.view import JOINED, Member, View
 from celery_redlock.testing import FakeNodes
 from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
-from tests.unit.lock.support import OVER, args_of, asked, restart, voting
+from tests.unit.lock.support import (
+    OVER,
+    Site,
+    args_of,
+    asked,
+    configure,
+    new_client,
+    restart,
+    voting,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -262,16 +271,16 @@ def test_node_is_gone_that_was_silent_for_more_than_a_max_ttl(
 
 
 def test_node_is_confirmed_when_others_have_known_it_for_one_quarantine(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+    site: Site,
 ) -> None:
     """To the millisecond, by their own clocks."""
-    restart(nodes, 0)
-    redlock.check()
-    clock.advance(redlock.guard.quarantine_ms / 1000)
+    restart(site.nodes, 0)
+    site.redlock.check()
+    site.clock.advance(site.redlock.guard.quarantine_ms / 1000)
 
-    redlock.check()
+    site.redlock.check()
 
-    assert voting(redlock) == [True] * 5
+    assert voting(site.redlock) == [True] * 5
 
 
 # -- whether asking again helps ----------------------------------------------------
@@ -290,52 +299,47 @@ def waiting(
 
 @pytest.mark.parametrize("has_joined", [False, True])
 def test_server_that_is_replaced_meanwhile_delays_no_other(
-    nodes: FakeNodes,
-    redlock: Redlock,
-    rival: Redlock,
-    clock: FakeClock,
+    site: Site,
     *,
     has_joined: bool,
 ) -> None:
     """It has no identity yet, or one that the view does not have."""
-    ballot = waiting(nodes, redlock, clock, 0, 1)
+    ballot = waiting(site.nodes, site.redlock, site.clock, 0, 1)
 
     def replace_it() -> None:
-        restart(nodes, 0)
+        restart(site.nodes, 0)
         if has_joined:
-            rival.guard.look()
+            site.rival.guard.look()
 
-    with before(redlock.guard, scripts.COUNTERS, replace_it):
-        assert redlock.guard.recover(ballot)
+    with before(site.redlock.guard, scripts.COUNTERS, replace_it):
+        assert site.redlock.guard.recover(ballot)
 
-    assert voting(rival) == [False, True, True, True, True]
+    assert voting(site.rival) == [False, True, True, True, True]
 
 
-def test_one_node_that_votes_again_is_enough_to_ask_again(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_one_node_that_votes_again_is_enough_to_ask_again(site: Site) -> None:
     """Of two that are to vote, the second is frozen after the first."""
-    ballot = waiting(nodes, redlock, clock, 0, 1)
-    ask = redlock.guard.ask
+    ballot = waiting(site.nodes, site.redlock, site.clock, 0, 1)
+    ask = site.redlock.guard.ask
 
     def ask_and_freeze(script: scripts.Script, args: list[object]) -> object:
         request = ask(script, args)
         if script is scripts.SYNC:
-            nodes.freeze(1)
+            site.nodes.freeze(1)
         return request
 
-    with mock.patch.object(redlock.guard, "ask", ask_and_freeze):
-        assert redlock.guard.recover(ballot)
+    with mock.patch.object(site.redlock.guard, "ask", ask_and_freeze):
+        assert site.redlock.guard.recover(ballot)
 
 
 def test_node_that_did_not_hear_that_it_may_vote_is_no_reason_to_ask_again(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+    site: Site,
 ) -> None:
     """It stops between its answer and the permission."""
-    ballot = waiting(nodes, redlock, clock, 0)
+    ballot = waiting(site.nodes, site.redlock, site.clock, 0)
 
-    with before(redlock.guard, scripts.SYNC, lambda: nodes.freeze(0)):
-        assert not redlock.guard.recover(ballot)
+    with before(site.redlock.guard, scripts.SYNC, lambda: site.nodes.freeze(0)):
+        assert not site.redlock.guard.recover(ballot)
 
 
 def test_client_without_a_view_that_finds_none_need_not_ask_again(
@@ -344,51 +348,43 @@ def test_client_without_a_view_that_finds_none_need_not_ask_again(
     """It reaches a minority of new nodes, of which it founds nothing."""
     nodes = FakeNodes(3, clock=clock)
     nodes.partition(1, 2)
-    client = nodes_client(nodes, clock)
+    client = new_client(nodes)
     ballot = client.guard.ask(scripts.COUNTERS, [client.guard.config]).ballot
 
     assert not client.guard.recover(ballot)
 
 
-def nodes_client(nodes: FakeNodes, clock: FakeClock, **options: Any) -> Redlock:
-    """Return a client of nodes that were not initialized."""
-    from celery_redlock.locks.redlock import Redlock  # noqa: PLC0415
-
-    return Redlock(
-        nodes.urls, transport=nodes, clock=clock, node_timeout=0.05, **options
-    )
-
-
-def test_view_that_all_have_is_not_noted_again(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_view_that_all_have_is_not_noted_again(site: Site) -> None:
     """While too few confirm a node, the others are asked, and told nothing."""
-    waiting(nodes, redlock, clock, 0)
-    nodes.nodes[1].kill()
-    nodes.nodes[2].kill()
+    waiting(site.nodes, site.redlock, site.clock, 0)
+    site.nodes.nodes[1].kill()
+    site.nodes.nodes[2].kill()
 
-    redlock.check()
+    site.redlock.check()
 
-    assert "join" in asked(nodes)
-    assert "note" not in asked(nodes)
+    assert "join" in asked(site.nodes)
+    assert "note" not in asked(site.nodes)
 
 
 # -- beside what does not answer ---------------------------------------------------
 
 
-def test_node_that_was_left_behind_joins_while_another_is_away(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_node_that_was_left_behind_joins_while_another_is_away(site: Site) -> None:
     """It is told to forget its view, and asked again; the other does not answer."""
-    assert redlock.guard.view
-    earlier = replace(redlock.guard.view, epoch=0)
-    fields = {b"config": str(earlier).encode()}
-    nodes.nodes[0].memory.redis.hset(b"redlock:meta", fields)
-    nodes.freeze(4)
+    assert site.redlock.guard.view
+    earlier = replace(site.redlock.guard.view, epoch=0)
+    configure(site.nodes, earlier, 0)
+    site.nodes.freeze(4)
 
-    redlock.check()
+    site.redlock.check()
 
-    assert [member.number for member in redlock.guard.view.members] == [1, 0, 0, 0, 0]
+    assert [member.number for member in site.redlock.guard.view.members] == [
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_founders_without_the_guard_wait_for_one_that_falls_silent(
@@ -396,7 +392,7 @@ def test_founders_without_the_guard_wait_for_one_that_falls_silent(
 ) -> None:
     """It does not tell which fences it knows, so it confirms no founder."""
     nodes = FakeNodes(3, clock=clock)
-    client = nodes_client(nodes, clock, restart_guard=False)
+    client = new_client(nodes, restart_guard=False)
     ballot = client.guard.ask(scripts.COUNTERS, [client.guard.config]).ballot
 
     with before(client.guard, scripts.COUNTERS, lambda: nodes.freeze(2)):
@@ -414,80 +410,72 @@ def moved(redlock: Redlock) -> View:
     return replace(view, configuration=configuration, epoch=view.epoch + 1)
 
 
-def test_deployment_that_has_moved_on_is_left_alone(
-    nodes: FakeNodes, redlock: Redlock, moved: View
-) -> None:
+def test_deployment_that_has_moved_on_is_left_alone(site: Site, moved: View) -> None:
     """A majority of members is gone from our epoch, so asking again does not help."""
-    for index in (0, 1, 2):
-        fields = {b"config": str(moved).encode()}
-        nodes.nodes[index].memory.redis.hset(b"redlock:meta", fields)
-    restart(nodes, 3)
-    ballot = redlock.guard.ask(scripts.COUNTERS, [redlock.guard.config]).ballot
+    configure(site.nodes, moved, 0, 1, 2)
+    restart(site.nodes, 3)
+    ballot = site.redlock.guard.ask(
+        scripts.COUNTERS, [site.redlock.guard.config]
+    ).ballot
 
-    assert not redlock.guard.recover(ballot)
+    assert not site.redlock.guard.recover(ballot)
 
-    assert "note" not in asked(nodes)
+    assert "note" not in asked(site.nodes)
 
 
-def test_move_that_was_aborted_keeps_no_node(
-    nodes: FakeNodes, redlock: Redlock, moved: View
-) -> None:
+def test_move_that_was_aborted_keeps_no_node(site: Site, moved: View) -> None:
     """One node has heard of it; a majority votes as before, one has restarted."""
-    fields = {b"config": str(moved).encode()}
-    nodes.nodes[0].memory.redis.hset(b"redlock:meta", fields)
-    restart(nodes, 1)
-    ballot = redlock.guard.ask(scripts.COUNTERS, [redlock.guard.config]).ballot
+    configure(site.nodes, moved, 0)
+    restart(site.nodes, 1)
+    ballot = site.redlock.guard.ask(
+        scripts.COUNTERS, [site.redlock.guard.config]
+    ).ballot
 
-    assert redlock.guard.recover(ballot)
+    assert site.redlock.guard.recover(ballot)
 
-    assert redlock.guard.view
-    numbers = [member.number for member in redlock.guard.view.members]
+    assert site.redlock.guard.view
+    numbers = [member.number for member in site.redlock.guard.view.members]
     assert numbers == [1, 1, 0, 0, 0]
 
 
-def test_member_of_another_epoch_is_kept_where_nothing_else_is_left(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_member_of_another_epoch_is_kept_where_nothing_else_is_left(site: Site) -> None:
     """Where too few vote, no view is known to be over."""
-    assert redlock.guard.view
-    later = replace(redlock.guard.view, epoch=2)
-    restart(nodes, 1, 2, 3, 4)
-    redlock.guard.look()
-    fields = {b"config": str(later).encode()}
-    nodes.nodes[1].memory.redis.hset(b"redlock:meta", fields)
-    nodes.asked.clear()
-    nodes.freeze(4)
-    ballot = redlock.guard.ask(scripts.COUNTERS, [redlock.guard.config]).ballot
+    assert site.redlock.guard.view
+    later = replace(site.redlock.guard.view, epoch=2)
+    restart(site.nodes, 1, 2, 3, 4)
+    site.redlock.guard.look()
+    configure(site.nodes, later, 1)
+    site.nodes.asked.clear()
+    site.nodes.freeze(4)
+    ballot = site.redlock.guard.ask(
+        scripts.COUNTERS, [site.redlock.guard.config]
+    ).ballot
 
-    redlock.guard.recover(ballot)
+    site.redlock.guard.recover(ballot)
 
-    assert {args[1] for args in args_of(nodes, "join")} == {""}
+    assert {args[1] for args in args_of(site.nodes, "join")} == {""}
 
 
 # -- while locks are granted -------------------------------------------------------
 
 
-def test_lock_that_is_granted_recovers_the_node_that_did_not_vote(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_lock_that_is_granted_recovers_the_node_that_did_not_vote(site: Site) -> None:
     """Its vote was not needed, but the next one may be."""
-    restart(nodes, 0)
+    restart(site.nodes, 0)
 
-    redlock.acquire("k")
+    site.redlock.acquire("k")
 
-    assert asked(nodes)[:2] == ["acquire", "join"]
+    assert asked(site.nodes)[:2] == ["acquire", "join"]
 
 
-def test_late_vote_on_the_lock_before_is_seen(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_late_vote_on_the_lock_before_is_seen(site: Site) -> None:
     """A majority was quicker than the node that lost its memory."""
-    restart(nodes, 0)
-    nodes.latency(0.01, 0)
-    redlock.acquire("k")
-    assert asked(nodes) == ["acquire"]
-    clock.advance(0.02)
+    restart(site.nodes, 0)
+    site.nodes.latency(0.01, 0)
+    site.redlock.acquire("k")
+    assert asked(site.nodes) == ["acquire"]
+    site.clock.advance(0.02)
 
-    redlock.acquire("l")
+    site.redlock.acquire("l")
 
-    assert asked(nodes)[:3] == ["acquire", "acquire", "join"]
+    assert asked(site.nodes)[:3] == ["acquire", "acquire", "join"]

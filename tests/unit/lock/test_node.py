@@ -250,9 +250,7 @@ def test_reply_longer_than_a_read_is_read_to_its_end(stage: Stage, sock: Sock) -
     assert said(asked)[2] == 1
 
 
-def test_tls_that_has_more_in_its_buffer_is_read_to_its_end(
-    clock: FakeClock,
-) -> None:
+def test_tls_that_has_more_in_its_buffer_is_read_to_its_end(clock: FakeClock) -> None:
     """A TLS socket may hold bytes that no selector sees: it is read until empty."""
 
     class Tls(Sock):

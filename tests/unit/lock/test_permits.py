@@ -24,11 +24,11 @@ from celery_redlock.locks.limits import (
     with_copies,
 )
 from celery_redlock.scripts.keys import stripe_of
-from tests.unit.lock.support import args_of, asked, ttls
+from tests.unit.lock.support import Site, args_of, asked, ttls
 
 if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.testing import FakeClock, FakeNodes
+    from celery_redlock.testing import FakeNodes
 
 THREE = (Limit("imports", 3),)
 RATE = (Limit("mail", 3), Limit("mail", 3, 60.0))
@@ -123,22 +123,20 @@ def test_fences_of_a_permit_grow(redlock: Redlock) -> None:
     assert fences == sorted(set(fences))
 
 
-def test_majority_tells_which_permits_are_in_use(
-    nodes: FakeNodes, clock: FakeClock, redlock: Redlock
-) -> None:
+def test_majority_tells_which_permits_are_in_use(site: Site) -> None:
     """The others are not waited for; without a majority it is not known."""
-    lease = redlock.acquire("imports", limits=THREE)
-    nodes.freeze(3, 4)
-    before = clock.monotonic()
+    lease = site.redlock.acquire("imports", limits=THREE)
+    site.nodes.freeze(3, 4)
+    before = site.clock.monotonic()
 
-    in_use = redlock.permits_in_use(THREE)
+    in_use = site.redlock.permits_in_use(THREE)
 
     assert in_use
     (occupancy,) = in_use
     assert occupancy.held == {THREE[0].number(lease.key)}
-    assert clock.monotonic() == before
-    nodes.freeze(2)
-    assert redlock.permits_in_use(THREE) is None
+    assert site.clock.monotonic() == before
+    site.nodes.freeze(2)
+    assert site.redlock.permits_in_use(THREE) is None
 
 
 def test_waiter_stands_in_the_queues_of_its_permits(
@@ -160,62 +158,58 @@ def test_waiter_stands_in_the_queues_of_its_permits(
     assert (nodes, keys) == (redlock.nodes, redlock.keys)
 
 
-def test_permit_waits_for_no_slow_node(
-    nodes: FakeNodes, clock: FakeClock, redlock: Redlock
-) -> None:
+def test_permit_waits_for_no_slow_node(site: Site) -> None:
     """A majority grants it."""
-    nodes.latency(0.01, 4)
-    before = clock.monotonic()
+    site.nodes.latency(0.01, 4)
+    before = site.clock.monotonic()
 
-    assert redlock.acquire("imports", limits=THREE).votes == 4
+    assert site.redlock.acquire("imports", limits=THREE).votes == 4
 
-    assert clock.monotonic() == before
+    assert site.clock.monotonic() == before
 
 
-def test_refusal_costs_one_request(nodes: FakeNodes, redlock: Redlock) -> None:
+def test_refusal_costs_one_request(site: Site) -> None:
     """A node tells which permits are in use, and not only about one of them."""
     for _ in range(3):
-        redlock.acquire("imports", limits=THREE)
-    nodes.asked.clear()
+        site.redlock.acquire("imports", limits=THREE)
+    site.nodes.asked.clear()
 
     with pytest.raises(LockHeld):
-        redlock.acquire("imports", limits=THREE)
+        site.redlock.acquire("imports", limits=THREE)
 
-    assert asked(nodes).count("acquire_permits") == 1
+    assert asked(site.nodes).count("acquire_permits") == 1
 
 
-def test_permit_that_is_free_is_found_at_the_second_try(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_permit_that_is_free_is_found_at_the_second_try(site: Site) -> None:
     """The answer tells about all permits, and leads to the last free one of 100."""
     many = (Limit("imports", 100),)
-    others = nodes.redlock()
+    others = site.nodes.redlock()
     leases = [others.acquire("imports", limits=many) for _ in range(100)]
     others.release(leases[50])
-    nodes.asked.clear()
+    site.nodes.asked.clear()
 
-    lease = redlock.acquire("imports", limits=many)
+    lease = site.redlock.acquire("imports", limits=many)
 
     assert lease.key == leases[50].key
-    assert asked(nodes).count("acquire_permits") <= 2
+    assert asked(site.nodes).count("acquire_permits") <= 2
 
 
 @pytest.mark.parametrize("tenant", ["a-tenant", "the-tenant"])
 def test_refusal_names_the_holder_of_the_key_that_is_held(
-    nodes: FakeNodes, redlock: Redlock, tenant: str
+    site: Site, tenant: str
 ) -> None:
     """And not that of a permit of another key, of which others are free."""
-    others = nodes.redlock()
+    others = site.nodes.redlock()
     others.acquire(tenant, holder=Holder.here(task_id="of-the-tenant"))
     (imports,) = THREE
     lease = others.acquire(
         "imports", holder=Holder.here(task_id="of-imports"), limits=THREE
     )
-    redlock.permits.give_back(imports, [*imports.names()].index(lease.key) + 1)
+    site.redlock.permits.give_back(imports, [*imports.names()].index(lease.key) + 1)
     text, limits = wanted({tenant: 1, "imports": 3})
 
     with pytest.raises(LockHeld) as error:
-        redlock.acquire(text.split("\n"), limits=limits)
+        site.redlock.acquire(text.split("\n"), limits=limits)
 
     assert (error.value.held_key, error.value.holder.task_id) == (
         tenant,
@@ -225,31 +219,29 @@ def test_refusal_names_the_holder_of_the_key_that_is_held(
     assert error.value.retry_after == pytest.approx(30, abs=1)
 
 
-def test_permit_that_a_minority_granted_is_released(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_permit_that_a_minority_granted_is_released(site: Site) -> None:
     """Also where its refusal led to another permit: no node keeps the first one."""
     two = Limit("imports", 2)
-    other = nodes.redlock().acquire("imports", limits=(two,))
-    held = nodes.nodes[2].memory.redis
+    other = site.nodes.redlock().acquire("imports", limits=(two,))
+    held = site.nodes.nodes[2].memory.redis
     held.delete(f"redlock:lock:{other.key}".encode())
-    redlock.permits.give_back(two, [*two.names()].index(other.key) + 1)
+    site.redlock.permits.give_back(two, [*two.names()].index(other.key) + 1)
 
-    lease = redlock.acquire("imports", limits=(two,))
+    lease = site.redlock.acquire("imports", limits=(two,))
 
     assert lease.key != other.key
     assert held.get(f"redlock:lock:{other.key}".encode()) is None
 
 
-def test_released_permit_is_taken_again(nodes: FakeNodes, redlock: Redlock) -> None:
+def test_released_permit_is_taken_again(site: Site) -> None:
     """The process remembers it, so a cycle without contention costs one request."""
-    lease = redlock.acquire("imports", limits=THREE)
+    lease = site.redlock.acquire("imports", limits=THREE)
     for _ in range(20):
-        redlock.release(lease)
-        nodes.asked.clear()
-        again = redlock.acquire("imports", limits=THREE)
+        site.redlock.release(lease)
+        site.nodes.asked.clear()
+        again = site.redlock.acquire("imports", limits=THREE)
         assert again.key == lease.key
-        assert asked(nodes).count("acquire_permits") == 1
+        assert asked(site.nodes).count("acquire_permits") == 1
         lease = again
 
 
@@ -288,16 +280,14 @@ def test_permits_of_several_keys_are_taken_together(redlock: Redlock) -> None:
     assert redlock.acquire(["imports", "tenant:acme"], limits=acme).is_valid()
 
 
-def test_lease_of_a_permit_is_renewed_restored_and_lost(
-    nodes: FakeNodes, clock: FakeClock, redlock: Redlock
-) -> None:
+def test_lease_of_a_permit_is_renewed_restored_and_lost(site: Site) -> None:
     """It is an ordinary lock: a node that forgot it gets it again."""
-    lease = redlock.acquire("imports", limits=THREE)
-    nodes.nodes[0].restart()
+    lease = site.redlock.acquire("imports", limits=THREE)
+    site.nodes.nodes[0].restart()
 
-    assert redlock.extend(lease)
-    clock.advance(redlock.timing.ttl)
-    assert not redlock.extend(lease)
+    assert site.redlock.extend(lease)
+    site.clock.advance(site.redlock.timing.ttl)
+    assert not site.redlock.extend(lease)
     with pytest.raises(LockLost, match=lease.key):
         lease.ensure()
 
@@ -305,46 +295,46 @@ def test_lease_of_a_permit_is_renewed_restored_and_lost(
 COPIES = with_copies(THREE, "id-1")
 
 
-def test_copies_of_a_call_have_one_permit(nodes: FakeNodes, redlock: Redlock) -> None:
+def test_copies_of_a_call_have_one_permit(site: Site) -> None:
     """A refusal names the copy first, also where all permits are in use."""
-    first = redlock.acquire("imports", limits=COPIES)
-    second = redlock.acquire("imports", limits=with_copies(THREE, "id-2"))
+    first = site.redlock.acquire("imports", limits=COPIES)
+    second = site.redlock.acquire("imports", limits=with_copies(THREE, "id-2"))
 
     for permits in range(2):
         with pytest.raises(LockHeld, match="A copy of the call id-1") as refused:
-            redlock.acquire("imports", limits=COPIES)
+            site.redlock.acquire("imports", limits=COPIES)
         assert refused.value.limit == COPIES[0]
         assert refused.value.held_key is None
         if not permits:
-            redlock.acquire("imports", limits=THREE)
+            site.redlock.acquire("imports", limits=THREE)
 
     assert {first.wanted, second.wanted} == {"imports"}
-    fences = args_of(nodes, "acquire_permits")[0][6:8]
+    fences = args_of(site.nodes, "acquire_permits")[0][6:8]
     assert fences == [stripe_of(first.key)] * 2  # no fence is counted for the call
     assert first.key != second.key
-    redlock.release(first)
-    assert redlock.acquire("imports", limits=COPIES).is_valid()
+    site.redlock.release(first)
+    assert site.redlock.acquire("imports", limits=COPIES).is_valid()
 
 
 def test_lock_of_a_call_is_renewed_restored_and_lost_with_its_permit(
-    nodes: FakeNodes, clock: FakeClock, redlock: Redlock
+    site: Site,
 ) -> None:
     """It is one of the locks of the lease, and counts with the fences of its permit."""
-    lease = redlock.acquire("imports", limits=COPIES)
-    call = redlock.keys.call("id-1").encode()
-    for node in nodes.nodes:
+    lease = site.redlock.acquire("imports", limits=COPIES)
+    call = site.redlock.keys.call("id-1").encode()
+    for node in site.nodes.nodes:
         node.memory.redis.delete(call)
 
-    clock.advance(redlock.timing.ttl / 2)
-    assert redlock.extend(lease)
-    assert args_of(nodes, "restore")[-1][5:] == [stripe_of(lease.key)] * 2
-    clock.advance(redlock.timing.ttl / 2)
+    site.clock.advance(site.redlock.timing.ttl / 2)
+    assert site.redlock.extend(lease)
+    assert args_of(site.nodes, "restore")[-1][5:] == [stripe_of(lease.key)] * 2
+    site.clock.advance(site.redlock.timing.ttl / 2)
     with pytest.raises(LockHeld, match="A copy of the call"):
-        redlock.acquire("imports", limits=COPIES)
+        site.redlock.acquire("imports", limits=COPIES)
 
-    clock.advance(redlock.timing.ttl)
-    assert redlock.acquire("imports", limits=COPIES).is_valid()
-    assert not redlock.extend(lease)
+    site.clock.advance(site.redlock.timing.ttl)
+    assert site.redlock.acquire("imports", limits=COPIES).is_valid()
+    assert not site.redlock.extend(lease)
 
 
 def test_kept_permit_keeps_no_retry_out(redlock: Redlock) -> None:
@@ -371,76 +361,72 @@ def test_child_that_is_gone_leaves_no_permit(redlock: Redlock, limits: Limits) -
 # -- starts ----------------------------------------------------------------------------
 
 
-def test_starts_in_a_period_are_limited(clock: FakeClock, redlock: Redlock) -> None:
+def test_starts_in_a_period_are_limited(site: Site) -> None:
     """Also of runs that have ended: a permit for a start is kept for the period."""
     for _ in range(3):
-        redlock.release(redlock.acquire("mail", limits=RATE))
+        site.redlock.release(site.redlock.acquire("mail", limits=RATE))
 
     with pytest.raises(LockHeld, match="'mail' has had 3 starts within 60 s") as error:
-        redlock.acquire("mail", limits=RATE)
+        site.redlock.acquire("mail", limits=RATE)
 
     assert error.value.retry_after == pytest.approx(60.0, rel=0.02)
     assert len(error.value.due) == 3
-    clock.advance(error.value.retry_after or 0)
-    assert redlock.acquire("mail", limits=RATE).is_valid()
+    site.clock.advance(error.value.retry_after or 0)
+    assert site.redlock.acquire("mail", limits=RATE).is_valid()
 
 
-def test_period_begins_with_the_start(clock: FakeClock, redlock: Redlock) -> None:
+def test_period_begins_with_the_start(site: Site) -> None:
     """A run of half a period leaves its permit for the other half."""
-    leases = [redlock.acquire("mail", limits=RATE) for _ in range(3)]
-    clock.advance(20.0)
+    leases = [site.redlock.acquire("mail", limits=RATE) for _ in range(3)]
+    site.clock.advance(20.0)
     for lease in leases:
-        redlock.release(lease)
+        site.redlock.release(lease)
 
     with pytest.raises(LockHeld) as error:
-        redlock.acquire("mail", limits=RATE)
+        site.redlock.acquire("mail", limits=RATE)
 
     assert error.value.retry_after == pytest.approx(40.0, rel=0.03)
 
 
-def test_permit_for_a_start_outlasts_its_period_by_the_drift(
-    nodes: FakeNodes, clock: FakeClock, redlock: Redlock
-) -> None:
+def test_permit_for_a_start_outlasts_its_period_by_the_drift(site: Site) -> None:
     """Clocks of nodes may be fast by as much as for a ttl."""
     starts = (Limit("mail", 9), Limit("mail", 1, 60.0))
-    lease = redlock.acquire("mail", limits=starts)
-    assert ttls(nodes, "mail@@1") == [
+    lease = site.redlock.acquire("mail", limits=starts)
+    assert ttls(site.nodes, "mail@@1") == [
         round(1000 * (at_most + drift_of(at_most)))
-        for at_most in [redlock.timing.ttl + START_WITHIN + 60.0] * 5
+        for at_most in [site.redlock.timing.ttl + START_WITHIN + 60.0] * 5
     ]
-    clock.advance(20.0)
+    site.clock.advance(20.0)
 
-    redlock.release(lease)
+    site.redlock.release(lease)
 
     left = round(1000 * (40.0 + drift_of(60.0)))
-    assert ttls(nodes, "mail@@1") == [left] * 5
+    assert ttls(site.nodes, "mail@@1") == [left] * 5
 
 
-def test_run_of_more_than_a_period_leaves_no_permit(
-    clock: FakeClock, redlock: Redlock
-) -> None:
+def test_run_of_more_than_a_period_leaves_no_permit(site: Site) -> None:
     """It ends when the start is a period ago, also while the run goes on."""
     limits = (Limit("mail", 9), Limit("mail", 3, 60.0))
-    leases = [redlock.acquire("mail", limits=limits) for _ in range(3)]
+    leases = [site.redlock.acquire("mail", limits=limits) for _ in range(3)]
     for _ in range(5):
-        clock.advance(25.0)
-        assert all(redlock.extend(lease) for lease in leases)
+        site.clock.advance(25.0)
+        assert all(site.redlock.extend(lease) for lease in leases)
 
-    assert redlock.acquire("mail", limits=limits).is_valid()
+    assert site.redlock.acquire("mail", limits=limits).is_valid()
 
 
-def test_killed_run_has_had_its_start(clock: FakeClock, redlock: Redlock) -> None:
+def test_killed_run_has_had_its_start(site: Site) -> None:
     """The permit ends by itself, and not before the period has passed."""
-    leases = [redlock.acquire("mail", limits=RATE) for _ in range(3)]
+    leases = [site.redlock.acquire("mail", limits=RATE) for _ in range(3)]
     for lease in leases:
-        redlock.release_base("mail", lease.token.partition(".")[0], RATE)
+        site.redlock.release_base("mail", lease.token.partition(".")[0], RATE)
 
-    clock.advance(60.0)
+    site.clock.advance(60.0)
     with pytest.raises(LockHeld, match="starts within"):
-        redlock.acquire("mail", limits=RATE)
+        site.redlock.acquire("mail", limits=RATE)
 
-    clock.advance(1.02 * (60.0 + redlock.timing.ttl + START_WITHIN) - 60.0)
-    assert redlock.acquire("mail", limits=RATE).is_valid()
+    site.clock.advance(1.02 * (60.0 + site.redlock.timing.ttl + START_WITHIN) - 60.0)
+    assert site.redlock.acquire("mail", limits=RATE).is_valid()
 
 
 def test_work_that_did_not_begin_is_no_start(redlock: Redlock) -> None:
@@ -452,12 +438,10 @@ def test_work_that_did_not_begin_is_no_start(redlock: Redlock) -> None:
     assert redlock.acquire("mail", limits=RATE).is_valid()
 
 
-def test_work_that_begins_too_late_does_not_begin(
-    clock: FakeClock, redlock: Redlock
-) -> None:
+def test_work_that_begins_too_late_does_not_begin(site: Site) -> None:
     """The permit could end before a period has passed since the start."""
-    lease = redlock.carry_out(redlock.acquiring("mail", limits=RATE))
-    clock.advance(lease.ttl + START_WITHIN + 0.1)
+    lease = site.redlock.carry_out(site.redlock.acquiring("mail", limits=RATE))
+    site.clock.advance(lease.ttl + START_WITHIN + 0.1)
 
     with pytest.raises(LockLost):
         lease.begin()

@@ -16,13 +16,12 @@ from celery_redlock.locks.watchdog import Watchdog
 from celery_redlock.testing import FakeNodes
 from tests.harness.threads import threads_started_here
 from tests.harness.waiting import until
-from tests.unit.lock.support import Stepped, Told, asked
+from tests.unit.lock.support import Site, asked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.locks.lease import Lease
-    from celery_redlock.testing import FakeClock
     from celery_redlock.wire.requests import ScriptRequest
 
 
@@ -194,9 +193,7 @@ class Broken(FakeNodes):
         return super().send(*requests, until=until)
 
 
-def test_thread_survives_an_unexpected_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_thread_survives_an_unexpected_error(caplog: pytest.LogCaptureFixture) -> None:
     """An error in one step is logged, and the thread renews after it."""
     nodes = Broken(3, clock=SYSTEM_CLOCK)
     redlock = nodes.redlock(ttl=1.0)
@@ -216,17 +213,11 @@ def test_thread_survives_an_unexpected_error(
 
 
 @pytest.fixture
-def forked(
-    nodes: FakeNodes,
-    watchdog: Stepped,
-    told: Told,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Lease:
+def forked(site: Site, monkeypatch: pytest.MonkeyPatch) -> Lease:
     """Give a lease of the parent, and pose as the child from then on."""
-    lease = watchdog.redlock.acquire("parent")
-    watchdog.watch(lease, on_lost=told.on_lost, on_renewed=told.on_renewed)
-    watchdog.step()
-    nodes.asked.clear()
+    lease = site.watched("parent")
+    site.watchdog.step()
+    site.nodes.asked.clear()
     pid = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)
     return lease
@@ -234,31 +225,29 @@ def forked(
 
 @pytest.mark.parametrize("call", ["forget", "renew_now", "start"])
 def test_forked_child_has_none_of_its_parents_leases(
-    nodes: FakeNodes, watchdog: Stepped, forked: Lease, clock: FakeClock, call: str
+    site: Site, forked: Lease, call: str
 ) -> None:
     """The parent renews its leases; the child does not."""
     if call == "start":
-        Watchdog.start(watchdog)
-        watchdog.stop()
+        Watchdog.start(site.watchdog)
+        site.watchdog.stop()
     else:
-        assert not getattr(watchdog, call)(forked)
+        assert not getattr(site.watchdog, call)(forked)
 
-    watchdog.run_for(clock, 20.0)
+    site.renew_for(20.0)
 
-    assert asked(nodes) == []
+    assert asked(site.nodes) == []
     assert forked.state is LeaseState.HELD
 
 
-def test_forked_child_renews_its_own_leases(
-    watchdog: Stepped, forked: Lease, told: Told, clock: FakeClock
-) -> None:
+@pytest.mark.usefixtures("forked")
+def test_forked_child_renews_its_own_leases(site: Site) -> None:
     """Its watchdog starts empty, and works."""
-    lease = watchdog.redlock.acquire("child")
-    watchdog.watch(lease, on_renewed=told.on_renewed)
+    lease = site.watched("child")
 
-    watchdog.run_for(clock, 4.0)
+    site.renew_for(4.0)
 
-    assert [renewed for renewed, _, _ in told.renewed] == [lease]
+    assert [renewed for renewed, _, _ in site.told.renewed] == [lease]
 
 
 def test_forked_child_that_stops_ends_nothing_of_its_parent(

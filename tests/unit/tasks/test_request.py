@@ -392,9 +392,7 @@ class WaitingCall:
         self.ends += 1
 
 
-def test_success_ends_the_wait_of_a_call_that_was_started_early(
-    worker: Worker,
-) -> None:
+def test_success_ends_the_wait_of_a_call_that_was_started_early(worker: Worker) -> None:
     """The line starts the next call then, and not a second later.
 
     Celery makes a class of the request class, and overrides its ``on_success``.
