@@ -113,10 +113,9 @@ class KeyRule:
         texts = [key] if isinstance(key, str) else [*(keys or ())]
         self._templates = tuple(map(KeyTemplate, texts))
         self.key = key if callable(key) else self._filled_in if texts else None
-        self._plain = PlainSignature.of(self.signature)
         self._hidden = hidden or {}
         self._by_position: list[str] = []  # arguments of a key function
-        self.wants_headers = False
+        self.wants_headers = False  # of the message
         kinds = {p.kind: name for name, p in signature.parameters.items()}
         self._rest = kinds.get(_P.VAR_KEYWORD)
         self._form: Callable[[Any], Any] = _wire_form
@@ -127,14 +126,8 @@ class KeyRule:
             self._names = self._needed = tuple(dict.fromkeys(names))
         elif self.key is not None:
             what, self._form = "The key function", _as_a_worker_sees
-            self._names, self._needed = _names_taken_by(self.key, self.signature)
-            self._by_position = _names_by_position(self.key)
-            self.wants_headers = _HEADERS in _names_of(self.key) and (
-                _HEADERS not in self.signature.parameters
-            )
-            if self.wants_headers:
-                self._names = [n for n in self._names or () if n != _HEADERS]
-                self._needed = [n for n in self._needed if n != _HEADERS]
+            taken = _Taken.by(self.key, self.signature)
+            self._names, self._needed, self._by_position, self.wants_headers = taken
         elif unique_on is None:
             self._needed = tuple(signature.parameters)
         self._defaults: dict[str, Any] = {}
@@ -305,16 +298,8 @@ class KeyRule:
     def _bound(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, may_have_more: bool
     ) -> dict[str, Any]:
-        plain = self._plain.bind(args, kwargs) if self._plain else None
-        if plain is not None:
-            return plain
         if may_have_more and not self._rest:
             kwargs = {n: v for n, v in kwargs.items() if n in self.signature.parameters}
-        return self._bound_by_inspect(args, kwargs)
-
-    def _bound_by_inspect(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> dict[str, Any]:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -418,48 +403,6 @@ class LimitedKey(NamedTuple):
         return len(self.pattern.pattern.replace(".*", ""))
 
 
-class PlainSignature(NamedTuple):
-    """A signature without ``*args``, ``**kwargs`` and positional-only parameters.
-
-    Binding to it takes a fifth of the time of ``inspect.Signature.bind``.
-    """
-
-    names: tuple[str, ...]
-    positional: int  # how many of the names a call can give by position
-    defaults: dict[str, Any]
-
-    @classmethod
-    def of(cls, signature: inspect.Signature) -> PlainSignature | None:
-        """Return the signature in this form, or None."""
-        parameters = signature.parameters
-        kinds = [p.kind for p in parameters.values()]
-        if not {_P.POSITIONAL_OR_KEYWORD, _P.KEYWORD_ONLY}.issuperset(kinds):
-            return None
-        pairs = ((name, p.default) for name, p in parameters.items())
-        defaults = {name: value for name, value in pairs if value is not _P.empty}
-        positional = kinds.count(_P.POSITIONAL_OR_KEYWORD)
-        return cls(tuple(parameters), positional, defaults)
-
-    def bind(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> dict[str, Any] | None:
-        """Return all arguments, with defaults; None where the call does not fit."""
-        given = len(args)
-        if given > self.positional:
-            return None
-        arguments = dict(zip(self.names, args, strict=False))
-        bound = given + len(kwargs)
-        for name in self.names[given:]:
-            if name in kwargs:
-                arguments[name] = kwargs[name]
-            elif name in self.defaults:
-                arguments[name] = self.defaults[name]
-                bound += 1
-            else:
-                return None
-        return arguments if bound == len(self.names) else None
-
-
 class KeyTemplate:
     """A key with replacement fields: ``"invoice:{order.id}:{day:%Y-%m}"``.
 
@@ -526,44 +469,46 @@ def _names_in(text: str) -> Iterator[str]:
             yield from _names_in(spec or "")
 
 
-def _names_taken_by(
-    key: Callable[..., str], signature: inspect.Signature
-) -> tuple[list[str] | None, list[str]]:
-    """Return the arguments that a callable takes (``None``: any), and must have.
+class _Taken(NamedTuple):
+    """The arguments that a key function takes.
 
-    A wrapper that takes any gets those of the function inside that the task has: it
-    may inject the others.
+    Attributes:
+        names: Their names; ``None``: any.
+        needed: Those that it must have.
+        by_position: Those that it takes by position only.
+        headers: Whether it asks for the headers of the message.
     """
-    try:
-        takes = signature_of(key).parameters.values()
-    except ValueError:  # a builtin without a signature
-        return None, []
-    named = [p for p in takes if p.kind not in (_P.VAR_POSITIONAL, _P.VAR_KEYWORD)]
-    needed = [p.name for p in named if p.default is _P.empty]
-    if not any(p.kind is _P.VAR_KEYWORD for p in takes):
-        return [p.name for p in named], needed
-    if hidden := hidden_parameters(key):
-        return [p.name for p in named] + [
-            name for name in hidden if name in (*signature.parameters, _HEADERS)
-        ], needed
-    return None, needed
 
+    names: list[str] | None
+    needed: list[str]
+    by_position: list[str]
+    headers: bool
 
-def _names_of(key: Callable[..., str]) -> list[str]:
-    """Return the parameters of a callable, or of the function in a wrapper."""
-    try:
-        return [*signature_of(key).parameters, *hidden_parameters(key)]
-    except ValueError:
-        return []
+    @classmethod
+    def by(cls, key: Callable[..., str], signature: inspect.Signature) -> _Taken:
+        """Return what a callable takes of the arguments of a task.
 
-
-def _names_by_position(key: Callable[..., str]) -> list[str]:
-    """Return the arguments that a callable takes by position only."""
-    try:
-        takes = signature_of(key).parameters.values()
-    except ValueError:
-        return []
-    return [p.name for p in takes if p.kind is _P.POSITIONAL_ONLY]
+        A wrapper that takes any gets those of the function inside that the task has: it
+        may inject the others.
+        """
+        try:
+            takes = signature_of(key).parameters.values()
+        except ValueError:  # a builtin without a signature
+            return cls(None, [], [], headers=False)
+        hidden, task = hidden_parameters(key), signature.parameters
+        named = [p for p in takes if p.kind not in _OF_CATCH_ALL]
+        names: list[str] | None = [p.name for p in named]
+        if any(p.kind is _P.VAR_KEYWORD for p in takes):
+            inside = [name for name in hidden if name in (*task, _HEADERS)]
+            names = [*names, *inside] if hidden else None
+        asked = {*(p.name for p in takes), *hidden}
+        of_message = {_HEADERS} & asked - task.keys()
+        if of_message:
+            names = [name for name in names or () if name != _HEADERS]
+        needed = [p.name for p in named if p.default is _P.empty]
+        by_position = [p.name for p in takes if p.kind is _P.POSITIONAL_ONLY]
+        needed = [name for name in needed if name not in of_message]
+        return cls(names, needed, by_position, headers=bool(of_message))
 
 
 def _usable(key: str) -> str:
