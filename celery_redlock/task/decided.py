@@ -141,13 +141,7 @@ class DecidedConflict:
         after = f", after {waited:g} s of waiting" if waited else ""
         return DuplicateTask(
             f"{self.call} {what} (on_conflict: {self.decision.name}{after}). {held}",
-            key=held.key,
-            held_key=held.held_key,
-            ballot=held.ballot,
-            holder=held.holder,
-            retry_after=held.retry_after,
-            limit=held.limit,
-            due=held.due,
+            **vars(held),
         )
 
     def _usual_countdown(self) -> float:

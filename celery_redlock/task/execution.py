@@ -88,7 +88,6 @@ from celery_redlock.locks.limits import with_copies
 from celery_redlock.policies import (
     Abort,
     CancelRunning,
-    Conflict,
     Loss,
     LossDecision,
     Outage,
@@ -111,6 +110,7 @@ from celery_redlock.task.ends import (
 )
 from celery_redlock.task.interrupt import interrupter
 from celery_redlock.task.line_entry import LineEntry
+from celery_redlock.task.publishing import conflict_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -478,15 +478,11 @@ class Execution(TaskLock):
             if call.follows_its_holder:
                 return self._wait_or_republish(held, again=True)
             return self._wait_or_republish(held, redelivered=True, met_copy=True)
-        conflict = Conflict(
+        conflict = conflict_with(
+            held,
             **call.facts(),
-            held_key=held.held_key or call.key,
-            limit=held.limit,
             args=call.args,
             kwargs=call.kwargs,
-            holder=held.holder,
-            retry_after=held.retry_after,
-            due=held.due,
             place=None if phase == "succeeded" else self._line.place_behind(held),
             waited=self._waited,
             deferrals=call.header.deferred,

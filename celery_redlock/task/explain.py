@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.errors import LockHeld
 from celery_redlock.line.backlog import place_of_next
 from celery_redlock.line.claims import Claims, ExistingJob
 from celery_redlock.locks.failure import unreachable
 from celery_redlock.operations.scan import LimitInUse, inspect_limits
-from celery_redlock.policies import Conflict, Decision, Outage, Situation
+from celery_redlock.policies import Decision, Outage, Situation
 from celery_redlock.scripts.keys import shown
 from celery_redlock.task.publishing import conflict_with
 
@@ -123,7 +124,8 @@ def explain(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explan
             if votes.granted < redlock.quorum:  # although they answer
                 outage = _outage(redlock, key, votes)
     call = {"task": task.name, "args": args, "kwargs": kwargs}
-    full = next((_FullLimit(key, one) for one in in_use or () if one.is_full), None)
+    full = next((_full(key, one) for one in in_use or () if one.is_full), None)
+    met = running or succeeded
     # In the order in which a publisher's nodes look.
     both = options.task.unique_while == "queued_or_running"
     here = waiting or (running if both else None) or succeeded
@@ -132,7 +134,11 @@ def explain(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explan
         key=key,
         publish=_published(options, here, call),
         execute=_executed(
-            redlock, options, key, running or succeeded or full, outage, call
+            redlock,
+            options,
+            met.error() if met else full,
+            outage,
+            call={"key": key, "phase": met.phase if met else "running", **call},
         ),
         running=running,
         waiting=waiting,
@@ -153,80 +159,59 @@ def _published(
 ) -> Step:
     if here is None:
         return Step("publish", goes_on=True, words="be published")
-    conflict = conflict_with(here, stage="publish", **call)
+    conflict = conflict_with(here.error(), stage="publish", phase=here.phase, **call)
     return _step(options.on_publish(conflict), conflict, str(here))
 
 
-def _executed(  # noqa: PLR0913, PLR0917  (called in one place)
+def _executed(
     redlock: Redlock,
     options: ResolvedOptions,
-    key: str,
-    here: ExistingJob | _FullLimit | None,
+    held: LockHeld | None,
     outage: QuorumUnreachable | None,
     call: dict[str, Any],
 ) -> Step:
     if outage is not None:
         situation = Outage(
-            key=outage.key or "",
+            key=call["key"],
             task=call["task"],
             reason=str(outage),
             retry_after=outage.retry_after,
         )
         return _step(options.on_backend_error(situation), situation, str(outage))
-    if here is None:
-        place = place_of_next(redlock, key) if options.task.in_order else None
-        if place is not None and place.before:
-            conflict = Conflict(key=key, phase="queued", place=place, **call)
-            reason = "In order, other calls of the key are before it."
-            return _step(options.on_conflict(conflict), conflict, reason)
-        return Step("run", goes_on=True, words="run")
-    place = None
-    if options.task.has_backlog and here.phase == "running":
-        place = place_of_next(redlock, here.held_key or here.key)
-    if isinstance(here, _FullLimit):
-        conflict = here.conflict(place=place, **call)
+    if held is None:
+        place = place_of_next(redlock, call["key"]) if options.task.in_order else None
+        if place is None or not place.before:
+            return Step("run", goes_on=True, words="run")
+        call["phase"] = "queued"
+        text = "In order, other calls of the key are before it."
+        held = LockHeld(text, key=call["key"])
+    elif options.task.has_backlog and call["phase"] == "running":
+        place = place_of_next(redlock, held.held_key or call["key"])
     else:
-        conflict = conflict_with(here, place=place, **call)
-    return _step(options.on_conflict(conflict), conflict, str(here))
+        place = None
+    conflict = conflict_with(held, place=place, **call)
+    return _step(options.on_conflict(conflict), conflict, str(held))
 
 
-@dataclass(frozen=True, slots=True)
-class _FullLimit:
-    """A limit of which all permits have a holder."""
-
-    key: str
-    limit: LimitInUse
-    phase: str = "running"
-
-    @property
-    def held_key(self) -> str:
-        """The key that has the limit."""
-        return self.limit.limit.key
-
-    def conflict(self, **call: Any) -> Conflict:
-        """Return the conflict that the call has with the holders."""
-        limit, permits = self.limit.limit, self.limit.permits
-        due = sorted(seen.ttl_left for seen in permits) if limit.period else []
-        return Conflict(
-            key=self.key,
-            held_key=limit.key,
-            limit=limit,
-            holder=permits[0].holder,
-            retry_after=self.limit.free_in,
-            due=tuple(due),
-            **call,
-        )
-
-    def __str__(self) -> str:
-        limit, holder = self.limit.limit, self.limit.permits[0].holder
-        if limit.period:
-            return str(self.limit)
-        if limit.most == 1:
-            return f"The key {limit.key!r} is held by {holder}."
-        return (
-            f"All {limit.most} permits of {limit.key!r} are in use, one of them by "
-            f"{holder}."
-        )
+def _full(key: str, in_use: LimitInUse) -> LockHeld:
+    """Return the refusal by a limit of which all permits have a holder."""
+    limit, permits = in_use.limit, in_use.permits
+    holder = permits[0].holder
+    text = f"All {limit.most} permits of {limit.key!r} are in use"
+    text = f"{text}, one of them by {holder}."
+    if limit.period:
+        text = str(in_use)
+    elif limit.most == 1:
+        text = f"The key {limit.key!r} is held by {holder}."
+    return LockHeld(
+        text,
+        key=key,
+        held_key=limit.key,
+        limit=limit,
+        holder=holder,
+        retry_after=in_use.free_in,
+        due=tuple(sorted(one.ttl_left for one in permits) if limit.period else ()),
+    )
 
 
 def _step(decision: Decision, situation: Situation, reason: str) -> Step:

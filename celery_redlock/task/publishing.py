@@ -48,7 +48,12 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.text import is_id
-from celery_redlock.errors import DuplicateTask, LockUnavailable, QuorumUnreachable
+from celery_redlock.errors import (
+    DuplicateTask,
+    LockHeld,
+    LockUnavailable,
+    QuorumUnreachable,
+)
 from celery_redlock.line.claims import Claims, ExistingJob
 from celery_redlock.locks.lease import Holder
 from celery_redlock.policies import Conflict, PublishDecision, Skip
@@ -165,7 +170,7 @@ def publish(  # noqa: PLR0913  (called in one place)
         return send_job()
     args, kwargs = tuple(arguments[0] or ()), dict(arguments[1] or {})
     call = {"task": task.name, "task_id": job.task_id, "args": args, "kwargs": kwargs}
-    conflict = conflict_with(here, stage="publish", **call)
+    conflict = conflict_with(here.error(), stage="publish", phase=here.phase, **call)
     decision = resolved.on_publish(conflict)
     if decision.raises and (not can_raise or is_beat()):
         decision = Skip()
@@ -325,17 +330,11 @@ def _job(task: Task, task_id: str) -> Holder:
 # -- duplicates ----------------------------------------------------------------------
 
 
-def conflict_with(here: ExistingJob, **call: Any) -> Conflict:
-    """Return the conflict of a call with another job."""
-    left, phase = here.left, here.phase
-    return Conflict(
-        key=here.key,
-        held_key=here.held_key,
-        holder=here.holder,
-        retry_after=left,
-        phase=phase,
-        **call,
-    )
+def conflict_with(held: LockHeld, **call: Any) -> Conflict:
+    """Return the conflict of a call that this error refuses."""
+    facts: dict[str, Any] = {**vars(held), "held_key": held.held_key or held.key}
+    facts.pop("ballot", None)
+    return Conflict(**{**facts, **call})
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,11 +372,7 @@ class _DuplicateCall:
         raise DuplicateTask(
             f"A call of {self.task.name} was not published (on_conflict: "
             f"{self.decision.name}). {here}",
-            key=here.key,
-            held_key=here.held_key,
-            ballot=here.ballot,
-            holder=here.holder,
-            retry_after=here.left,
+            **vars(here.error()),
         )
 
     def run(self) -> Any:
