@@ -35,15 +35,12 @@ Beside this path:
 * `publishing` claims a call before it is sent, for tasks with ``unique_while`` or
   ``unique_for``, and releases the claim when the body begins.
 * `message` keeps what was really sent of a call, after base classes and signals.
-* `announcement` tells the nodes of a call that was published, for policies that order
-  the calls.
-* `numbering` gives a call its place in the line of its key before it is published, for
-  tasks with ``in_order``.
+* `announcement` tells the nodes of a call that is published, for policies that order
+  the calls: after it is sent, or before with ``in_order``.
 * `awaitables` refuses bodies whose work begins after their lock has ended.
 * `request` releases the lock of a process that was killed.
 * ``effects.exactly_once`` runs the body in a transaction with a record of the call, for
   tasks with ``exactly_once_in``.
-* `beat_thread` recognizes the thread of a beat, which is no caller for an exception.
 * `results` asks the result backend whether a call has ended.
 * `explain` says what would happen to a call, and changes nothing.
 """

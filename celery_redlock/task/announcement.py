@@ -1,4 +1,4 @@
-"""Tell the nodes of a call that was published, for policies that order the calls.
+"""Tell the nodes of a call that is published, for policies that order the calls.
 
 ``buffer_one`` and ``cancel_running`` let the latest or the first of the calls run that
 were published. The publisher tells the nodes when the message is in the broker: one
@@ -7,8 +7,17 @@ hears of them; see ``line.successors``. So the order does not depend on the
 publishers' clocks, and a call that finds its lock free knows whether a later one waits.
 Under ``cancel_running`` the same request asks the running call to end.
 
+With ``in_order`` a call gets its place in the line of its key before it is sent::
+
+    message is made ──► number_in_backlog ──► its header carries the number ──► broker
+                              │
+                              └─► too few nodes answer: published without a place
+
+So it has a place before a worker can have its message, or that of a later call. If it
+is not sent in the end, it leaves.
+
 =================================  ==================================================
-not announced                      why
+not told                           why
 =================================  ==================================================
 with a countdown or an eta         Calls that may run now do not end because of a call
                                    that runs in an hour.
@@ -17,7 +26,8 @@ by name (``app.send_task``)        This module is not called.
 while the nodes are not set        Nothing can be told. The call is published.
 =================================  ==================================================
 
-Such a call has the time of its first publishing instead of a number.
+Such a call has the time of its first publishing instead of a number. With ``in_order``
+it gets a place when a worker asks for its lock.
 """
 
 from __future__ import annotations
@@ -27,15 +37,18 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.log_fields import log_fields
+from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.task.header import HEADER
-from celery_redlock.task.message import SentMessage, watched
+from celery_redlock.line.backlog import MARGIN, leave_backlog, number_in_backlog
+from celery_redlock.task.header import HEADER, with_fields
 from celery_redlock.task.publishing import seconds_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from celery import Task
+    from celery_redlock.task.message import SentMessage
+
 
 log = logging.getLogger(__name__)
 
@@ -43,26 +56,11 @@ log = logging.getLogger(__name__)
 # for longer must not announce a call that has run in the meantime.
 _LATEST = 10.0  # seconds
 _DELAYED = ("countdown", "eta", "retries")
-
-
-def send_announced(
-    task: Task,
-    key: str,
-    arguments: tuple[Any, Any],
-    send: Callable[..., Any],
-    /,
-    **options: Any,
-) -> Any:
-    """Send a call with these options of ``apply_async``, and tell the nodes of it."""
-    began = SYSTEM_CLOCK.monotonic()
-    message = SentMessage(task, key, arguments, options.get("serializer"))
-    with watched(message):
-        result = send(**options)
-    if not message.id or not message.key or is_delayed(options):
-        return result
-    if SYSTEM_CLOCK.monotonic() - began < _LATEST:
-        _announce(task, message.key, message.id, options)
-    return result
+_TOO_FEW = (
+    "%s[%s] is published without a place in its line, because too few nodes answered: "
+    "a later call may run before it. (%d more such lines were held back.)"
+)
+_limit = LogLimit()
 
 
 def is_delayed(options: Mapping[str, Any]) -> bool:
@@ -71,28 +69,103 @@ def is_delayed(options: Mapping[str, Any]) -> bool:
     return "deferred" in ours or any(options.get(name) for name in _DELAYED)
 
 
-def _announce(task: Task, key: str, task_id: str, options: Mapping[str, Any]) -> None:
+def _log_unordered(message: SentMessage, error: ConfigurationError) -> None:
+    # The message is sent: an error would say that it is not.
+    text = "%s[%s] is published without an order: %s"
+    log.warning(text, message.task.name, message.id, error)
+
+
+# -- after it is sent: buffer_one, cancel_running ------------------------------------
+
+
+def send_announced(
+    message: SentMessage, send: Callable[..., Any], /, **options: Any
+) -> Any:
+    """Send a call with these options of ``apply_async``, and tell the nodes of it."""
+    began = SYSTEM_CLOCK.monotonic()
+    result = message.send(send, options)
+    is_recent = SYSTEM_CLOCK.monotonic() - began < _LATEST
+    if message.id and message.key and is_recent and not is_delayed(options):
+        _announce(message, options)
+    return result
+
+
+def _announce(message: SentMessage, options: Mapping[str, Any]) -> None:
     # Only publishers of such tasks pay for this import.
     from celery_redlock.line.successors import note_published  # noqa: PLC0415
 
+    task = message.task
     try:
         runtime = runtime_of(task.app)
         resolved = runtime.options(task.name, task.lock_options)
         redlock = runtime.redlock
     except ConfigurationError as error:
-        # The message is sent: an error would say that it is not.
-        text = "%s[%s] is published without an order: %s"
-        log.warning(text, task.name, task_id, error)
+        _log_unordered(message, error)
         return
     left = seconds_until(task, options.get("expires", task.expires))
     note_published(
         redlock,
-        key,
+        message.key,
         task.name,
-        task_id,
+        message.id,
         ttl=resolved.task.claim_seconds,
         expires=SYSTEM_CLOCK.wall() + left if left is not None else 0.0,
         replaces=resolved.task.replaces,
     )
     if redlock.transport.has_pending:  # the first request waits for its connections
         runtime.watchdog.resend_releases()
+
+
+# -- before it is sent: in_order -----------------------------------------------------
+
+
+def send_in_order(
+    message: SentMessage, send: Callable[..., Any], /, **options: Any
+) -> Any:
+    """Send a call with these options of ``apply_async``, with a place in its line."""
+    if is_delayed(options) or message.task.app.conf.task_always_eager:
+        return send(**options)
+    place = ("", "")
+
+    def number() -> None:
+        nonlocal place
+        place = message.key, message.id
+        if all(place):
+            _number(message)
+
+    is_in_line = False
+    try:
+        result = message.send(send, options, number)
+        # A receiver of a signal can change the call once more, after it was numbered.
+        is_in_line = place == (message.key, message.id)
+    finally:
+        if all(place) and not is_in_line:
+            key, task_id = place
+            redlock = runtime_of(message.task.app).redlock
+            leave_backlog(redlock, key, task_id, in_order=True)
+    return result
+
+
+def _number(message: SentMessage) -> None:
+    """Let a call join the line, and write its number into the header of its message."""
+    task, key, task_id = message.task, message.key, message.id
+    try:
+        runtime = runtime_of(task.app)
+        margin = runtime.options(task.name, task.lock_options).task.claim_seconds
+        # RabbitMQ discards an expired message itself, and no process sees that.
+        if (left := seconds_until(task, message.headers.get("expires"))) is not None:
+            margin = min(margin, max(0.0, left) + MARGIN)
+        least = round(SYSTEM_CLOCK.wall() * 1e6)
+        number = number_in_backlog(
+            runtime.redlock, key, task_id, least=least, margin=margin
+        )
+    except ConfigurationError as error:
+        _log_unordered(message, error)
+        return
+    if number is None:
+        extra = log_fields("unnumbered", task=task.name, task_id=task_id, key=key)
+        if (held_back := _limit.take()) is not None:
+            log.warning(_TOO_FEW, task.name, task_id, held_back, extra=extra)
+        return
+    place = {"published": number, "line": (key, margin)}
+    message.headers.update(with_fields(message.headers, **place))

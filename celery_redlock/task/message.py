@@ -3,13 +3,12 @@
 A project can change a call after `SingletonTask` has seen it: in ``apply_async`` of a
 base class, in the app's ``send_task``, in a router, or in a receiver of
 ``before_task_publish``. It can also send the message later, or not at all. So claims
-and announcements believe the message and not the call: `watched` keeps it.
+and announcements believe the message and not the call: `SentMessage` keeps it.
 """
 
 from __future__ import annotations
 
 import operator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from kombu.utils import json as kombu_json
 from celery_redlock.errors import FingerprintError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from celery import Task
 
@@ -36,29 +35,39 @@ class SentMessage:
         was_sent: Whether Celery has made a message, and sends it now or has sent it.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        key: str,
-        arguments: tuple[Any, Any],
-        serializer: str | None = None,
-        on_message: Callable[[SentMessage], None] | None = None,
-    ) -> None:
+    def __init__(self, task: Task, key: str, arguments: tuple[Any, Any]) -> None:
         self.task = task
         self.was_sent = False
         self._key = key
         self._arguments = tuple(arguments[0] or ()), arguments[1] or {}
-        self._serializer = serializer
-        self._on_message = on_message
+        self._serializer: str | None = None
+        self._when_made: Callable[[], None] | None = None
         # Celery's own objects: receivers that come later change them, too.
         self.headers: dict[str, Any] = {}
         self._body: Any = ()
 
+    def send(
+        self,
+        send: Callable[..., Any],
+        options: Mapping[str, Any],
+        when_made: Callable[[], None] | None = None,
+    ) -> Any:
+        """Send a call with these options of ``apply_async``, and keep its message.
+
+        ``when_made`` is called when Celery is about to send it.
+        """
+        self._serializer, self._when_made = options.get("serializer"), when_made
+        before = _watched.set((*_watched.get(), self))
+        try:
+            return send(**options)
+        finally:
+            _watched.reset(before)
+
     def note(self, headers: dict[str, Any], body: Any) -> None:
         """Keep the message that is about to be sent."""
         self.was_sent, self.headers, self._body = True, headers, body
-        if self._on_message is not None:
-            self._on_message(self)
+        if self._when_made is not None:
+            self._when_made()
 
     @property
     def id(self) -> str:
@@ -88,16 +97,6 @@ class SentMessage:
 _watched: ContextVar[tuple[SentMessage, ...]] = ContextVar(
     "celery_redlock_watched", default=()
 )
-
-
-@contextmanager
-def watched(message: SentMessage) -> Iterator[None]:
-    """Keep the message that is sent in this block for the task of the message."""
-    before = _watched.set((*_watched.get(), message))
-    try:
-        yield
-    finally:
-        _watched.reset(before)
 
 
 def _note(

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -59,9 +60,8 @@ from celery_redlock.locks.lease import Holder
 from celery_redlock.policies import Conflict, PublishDecision, Skip
 from celery_redlock.scripts.keys import shown
 from celery_redlock.signals import publish_claimed, publish_deduplicated
-from celery_redlock.task.beat_thread import is_beat
 from celery_redlock.task.header import TaskHeader, claim_in, with_fields
-from celery_redlock.task.message import SentMessage, watched
+from celery_redlock.task.message import SentMessage
 from celery_redlock.task.results import has_ended
 
 if TYPE_CHECKING:
@@ -81,6 +81,9 @@ _LEAST = 1.0  # seconds of a claim, however soon its job expires
 _called: ContextVar[tuple[Any, bool]] = ContextVar(
     "celery_redlock_called", default=(None, False)
 )
+
+
+_thread = threading.local()
 
 
 class Claim:
@@ -172,11 +175,24 @@ def publish(  # noqa: PLR0913  (called in one place)
     call = {"task": task.name, "task_id": job.task_id, "args": args, "kwargs": kwargs}
     conflict = conflict_with(here.error(), stage="publish", phase=here.phase, **call)
     decision = resolved.on_publish(conflict)
-    if decision.raises and (not can_raise or is_beat()):
+    if decision.raises and (not can_raise or _is_beat()):
         decision = Skip()
     duplicate = _DuplicateCall(task, conflict, here, decision, send_job)
     duplicate.announce()
     return decision.perform(duplicate)
+
+
+def _is_beat() -> bool:
+    """Tell whether this thread is the one in which a beat publishes its schedule.
+
+    Beat logs each exception of a call as an error, with two tracebacks. A duplicate is
+    none, so there it is skipped, with one line, where another caller gets the error.
+    """
+    return bool(getattr(_thread, "is_beat", False))
+
+
+def _when_beat_begins(**_: object) -> None:
+    _thread.is_beat = True
 
 
 def send_again(task: Task, args: Any, kwargs: Any, key: str, **options: Any) -> None:
@@ -208,15 +224,13 @@ def _send_job(  # noqa: PLR0913  (called in one place)
         return with_conflict(send(**options), conflict)
     options["headers"] = with_fields(options.get("headers"), claim=claim.key)
 
-    def believe(message: SentMessage) -> None:
+    def believe() -> None:
         claim.belongs_to(message.key, message.id or claim.task_id, task, seconds)
         message.headers.update(with_fields(message.headers, claim=claim.key))
 
-    serializer = options.get("serializer")
-    message = SentMessage(task, claim.key, arguments, serializer, believe)
+    message = SentMessage(task, claim.key, arguments)
     try:
-        with watched(message):
-            result = send(**options)
+        result = message.send(send, options, believe)
     except BaseException:
         claim.release()
         raise
@@ -418,5 +432,6 @@ def _release_claim_of_message(sender: Any, message: Any, **_: object) -> None:
         release_claim(runtime_of(sender.app), key, str(task_id), str(task))
 
 
+celery_signals.beat_init.connect(_when_beat_begins, weak=False)
 for _signal in (celery_signals.task_unknown, celery_signals.task_rejected):
     _signal.connect(_release_claim_of_message, weak=False)

@@ -51,14 +51,13 @@ from celery_redlock.errors import (
 from celery_redlock.line.claims import Claims
 from celery_redlock.locking import aheld_by, held_by
 from celery_redlock.options.lock_options import LockOptions
-from celery_redlock.task.announcement import send_announced
+from celery_redlock.task.announcement import send_announced, send_in_order
 from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.call import Call
 from celery_redlock.task.ends import end_refused
 from celery_redlock.task.execution import Execution, State, TaskLock, running
 from celery_redlock.task.header import attach, clean
-from celery_redlock.task.message import as_received, key_to_publish
-from celery_redlock.task.numbering import send_in_order
+from celery_redlock.task.message import SentMessage, as_received, key_to_publish
 from celery_redlock.task.publishing import called_with, publish, with_conflict
 from celery_redlock.task.tracer import RefusalTracer
 
@@ -513,9 +512,11 @@ def _publish(
     send = functools.partial(_sent, task, send, args, kwargs)
     if task.lock_options.registers_successors:
         options["headers"] = attach(options.get("headers"))
-        send = functools.partial(send_announced, task, key, arguments, send)
+        message = SentMessage(task, key, arguments)
+        send = functools.partial(send_announced, message, send)
     elif task.lock_options.in_order:
-        send = functools.partial(send_in_order, task, key, arguments, send)
+        message = SentMessage(task, key, arguments)
+        send = functools.partial(send_in_order, message, send)
     if not task.lock_options.is_unique_before_it_runs:
         return send(**options)
     return publish(task, key, arguments, options, send, can_raise=can_raise)
