@@ -497,10 +497,11 @@ class _Taken(NamedTuple):
             return cls(None, [], [], headers=False)
         hidden, task = hidden_parameters(key), signature.parameters
         named = [p for p in takes if p.kind not in _OF_CATCH_ALL]
-        names: list[str] | None = [p.name for p in named]
+        by_name = [p.name for p in named]
+        names: list[str] | None = by_name
         if any(p.kind is _P.VAR_KEYWORD for p in takes):
             inside = [name for name in hidden if name in (*task, _HEADERS)]
-            names = [*names, *inside] if hidden else None
+            names = [*by_name, *inside] if hidden else None
         asked = {*(p.name for p in takes), *hidden}
         of_message = {_HEADERS} & asked - task.keys()
         if of_message:
