@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+SLOW_MS = 24_000  # three requests, of 8 s each at most
 VIEW = b"format 4, max_ttl 120 s, restart guard on"
 SHA = {script.name: script.sha.encode() for script in ALL_SCRIPTS}
 

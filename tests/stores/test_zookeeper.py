@@ -33,6 +33,7 @@ from tests.stores.changes import (
     change_meanwhile,
 )
 from tests.stores.commands import (
+    SLOW_MS,
     acquire,
     extend,
     once_before,
@@ -622,7 +623,8 @@ def test_end_that_rests_on_an_old_time_is_written_again(
 ) -> None:
     """Each commit tells the time. With an older one, an end would be too early.
 
-    So it may be after a virtual machine was paused, or when another server leads.
+    So it may be after a virtual machine was paused, or when another server leads. A
+    reply that takes long tells the time less exactly, and the lock may end late.
     """
     late, others = connect(), connect()
     lock, meta = b"old:lock", b"old:meta"
@@ -631,7 +633,7 @@ def test_end_that_rests_on_an_old_time_is_written_again(
     ((status, _),) = late.run([acquire(lock, meta, b"ours", b"3")])
     assert status == GRANTED
     (left,) = others.run([[b"PTTL", lock]])
-    assert 50_000 < left <= 60_000
+    assert abs(left - 60_000) < SLOW_MS
 
 
 def test_lock_is_not_taken_by_a_time_before_the_clock_was_set_back(
