@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from celery import Celery
 
 from tests.beat.project import HELD, LONG
 from tests.beat.support import NODE_TIMEOUT, until
@@ -99,21 +98,3 @@ def test_schedulers_whose_clocks_differ_are_covered_by_hold_at_least(
     granted = [note["since"] for note in site.stage.notes(key, "granted")]
     for since, later in pairwise(granted):
         assert later - since > HELD - NODE_TIMEOUT  # an attempt may take so long
-
-
-def test_second_message_for_a_slot_is_dropped(
-    project: MakeBeats, site: Site, key: str
-) -> None:
-    """Two leaders sent it; the first one died before it recorded the slot."""
-    beats = project({})
-    worker = beats.start_worker(concurrency=1)
-    slot = {"redlock": {"slot": f"{key}@2026-11-21T12:00:00+00:00"}}
-    with Celery(broker=beats.broker_url, set_as_current=False) as sender:
-        first = sender.send_task("beat-quick", [key], headers=slot)
-        second = sender.send_task("beat-quick", [key], headers=slot)
-        until(lambda: f"{second.id}] did not run" in worker.logs(), 20)
-        until(lambda: f"{first.id}] succeeded" in worker.logs(), 20)
-        sender.send_task("beat-quick", [key])
-        until(lambda: len(site.stage.runs(key)) == 2, 20)
-
-    assert worker.logs().count(f"the first message runs as {first.id}") == 1

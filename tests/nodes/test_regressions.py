@@ -55,7 +55,7 @@ BullMQ #4311, an outage leaves keys
     nodes/test_connections.py::test_release_that_was_lost_is_told_again
     worker/test_redelivery.py::test_duplicate_waits_for_the_broker_to_be_republished
 activejob-uniqueness #23 #24, a split vote is taken for a duplicate
-    worker/test_conflicts.py::test_split_votes_are_never_a_reason_to_skip
+    unit/tasks/test_admission.py::test_split_votes_are_republished_and_never_skipped
 """
 
 from __future__ import annotations

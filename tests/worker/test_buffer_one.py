@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,23 +80,6 @@ def test_buffer_keep_first_runs_the_first(here: Deployment, key: str) -> None:
         assert_refused(other, oldest)
 
 
-def test_callable_buffers_as_it_decides(here: Deployment, key: str) -> None:
-    """A function returns ``BufferOne(...)``, with different options for each call."""
-    newer, (older,) = assert_one_follows(here, "buffered-callable", key, 1, 2, runs=2)
-
-    assert_refused(older, newer)
-
-
-def test_call_that_finds_the_lock_free_just_runs(here: Deployment, key: str) -> None:
-    """Without a duplicate there is nothing to buffer."""
-    here.stage.open(key)
-
-    for number in range(3):
-        assert here.send("buffered", key, number).get(timeout=60) == number
-
-    assert numbers(here, key) == [0, 1, 2]
-
-
 def test_duplicate_of_the_next_call_is_buffered(here: Deployment, key: str) -> None:
     """After a successor has ended, duplicates of the next call are buffered again."""
     here.begin("buffered", key, 0)
@@ -142,36 +124,6 @@ def test_call_sent_by_name_is_buffered_as_well(here: Deployment, key: str) -> No
     until(lambda: all(r.ready() for r in results), 20)
     assert sorted(r.state for r in results) == [states.REVOKED, states.SUCCESS]
     assert len(here.stage.runs(key)) == 2
-
-
-def test_call_that_expires_replaces_no_other(here: Deployment, key: str) -> None:
-    """The newest call may expire before it runs, so the older one waits and runs."""
-    first = here.begin("buffered", key, 0)
-    (older,) = send_waiting(here, "buffered", key, 1)
-    soon = datetime.now(timezone.utc) + timedelta(seconds=2)
-    newest = here.send("buffered", key, 2, expires=soon)
-    until(lambda: newest.state == states.REVOKED)
-
-    here.stage.open(key)
-
-    assert first.get(timeout=60) == 0
-    assert older.get(timeout=60) == 1
-    assert numbers(here, key) == [0, 1]
-
-
-def test_revoked_successor_is_withdrawn(here: Deployment, key: str) -> None:
-    """A call that is revoked while it waits supersedes no later call."""
-    first = here.begin("buffered-first", key, 0)
-    (revoked,) = send_waiting(here, "buffered-first", key, 1)
-    revoked.revoke()
-    until(lambda: revoked.state == states.REVOKED, 20)
-
-    (second,) = send_waiting(here, "buffered-first", key, 2)
-    here.stage.open(key)
-
-    assert first.get(timeout=60) == 0
-    assert second.get(timeout=60) == 2
-    assert numbers(here, key) == [0, 2]
 
 
 # -- all processes are busy ----------------------------------------------------
@@ -225,22 +177,6 @@ def test_newest_runs_whatever_the_clocks_of_its_publisher_say(
     assert first.get(timeout=60) == 0
     assert newer.get(timeout=60) == 2
     assert_refused(older, newer)
-
-
-def test_call_with_a_countdown_holds_no_other_back(
-    single: Deployment, key: str
-) -> None:
-    """It is published later, and is to run much later."""
-    first = single.begin("buffered", key, 0)
-    now = single.send("buffered", key, 1)
-    later = single.send("buffered", key, 2, countdown=3600)
-    until(lambda: single.nodes.published(key, "buffered") == 1)
-
-    single.stage.open(key)
-
-    assert first.get(timeout=60) == 0
-    assert now.get(timeout=60) == 1
-    later.revoke()
 
 
 # -- deaths --------------------------------------------------------------------

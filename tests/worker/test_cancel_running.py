@@ -87,38 +87,6 @@ def test_call_that_no_process_can_look_at_replaces_the_running_one(
     assert here.stage.overlaps(key) == []
 
 
-def test_body_may_tidy_up_and_keep_its_result(here: Deployment, key: str) -> None:
-    """A cancelled body has the lock until it ends; its return value is its result."""
-    first = here.begin("replacing-tidy", key, 1)
-    second = here.send("replacing-tidy", key, 2)
-    until_asked(here, second)
-    until(lambda: here.stage.notes(key, "signal-cancelled"))
-    assert [run.task_id for run in here.stage.running(key)] == [first.id]
-
-    here.stage.open(f"{key}-tidied")
-    here.stage.open(f"{key}-2")
-
-    assert first.get(timeout=60) == "half of 1"
-    assert second.get(timeout=60) == "all of 2"
-    assert here.stage.overlaps(key) == []
-
-
-def test_body_that_goes_on_is_interrupted_again(here: Deployment, key: str) -> None:
-    """After ``cancel_grace`` the body is interrupted again; both never run at once."""
-    first = here.begin("replacing-deaf", key, 1)
-    second = here.send("replacing-deaf", key, 2)
-
-    until(lambda: len(here.stage.notes(key, "told")) >= 3)
-    until(lambda: second.state == states.RETRY)
-    assert [run.task_id for run in here.stage.running(key)] == [first.id]
-    here.stage.open(f"{key}-1")
-    here.stage.open(f"{key}-2")
-
-    assert first.get(timeout=60) == 1
-    assert second.get(timeout=60) == 2
-    assert here.stage.overlaps(key) == []
-
-
 def test_body_can_ask_whether_it_is_to_end(here: Deployment, key: str) -> None:
     """``lease.ensure()`` raises as soon as another call asks for the lock."""
     first = here.begin("replacing-polite", key, 1)
@@ -128,18 +96,6 @@ def test_body_can_ask_whether_it_is_to_end(here: Deployment, key: str) -> None:
     assert_cancelled(first, by=second)
     assert second.get(timeout=60) == 2
     assert here.stage.overlaps(key) == []
-
-
-def test_callable_cancels_where_it_decides(here: Deployment, key: str) -> None:
-    """A function returns ``CancelRunning(...)`` or the word of another policy."""
-    first = here.begin("replacing-callable", key, 1)
-    assert_refused(here.send("replacing-callable", key, 2), first)
-
-    forced = here.send("replacing-callable", key, 3, kwargs={"force": True})
-
-    assert_cancelled(first, by=forced)
-    here.stage.open(key)
-    assert forced.get(timeout=60) == 3
 
 
 def test_older_call_does_not_cancel_a_newer_one(here: Deployment, key: str) -> None:
@@ -155,19 +111,6 @@ def test_older_call_does_not_cancel_a_newer_one(here: Deployment, key: str) -> N
     here.stage.open(key)
     assert newer.get(timeout=60) == 2
     assert here.stage.notes(key, "signal-cancelled") == []
-
-
-def test_retry_does_not_cancel_its_successor(here: Deployment, key: str) -> None:
-    """A retry is as old as the call that it repeats: the newer call runs on."""
-    first = here.begin("replacing-retried", key, 1)
-
-    second = here.send("replacing-retried", key, 2)
-
-    here.until_running(key, second.id)
-    assert_refused(first, second)
-    here.stage.open(key)
-    assert second.get(timeout=60) == 2
-    assert here.stage.overlaps(key) == []
 
 
 def test_block_outside_of_a_task_asks_its_lease(here: Deployment, key: str) -> None:

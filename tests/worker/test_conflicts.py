@@ -79,19 +79,6 @@ def test_short_runs_follow_each_other(prefork: Deployment, key: str) -> None:
     assert prefork.stage.overlaps(key) == []
 
 
-def test_retry_goes_beyond_max_retries(prefork: Deployment, key: str) -> None:
-    """Waiting for a lock is no failed attempt: a task with no retries left waits."""
-    first = prefork.begin("job-retry", key)
-
-    second = prefork.send("job-retry", key)
-
-    until(lambda: second.state == states.RETRY)
-    prefork.until_received(second.id, times=2)
-    prefork.finish(key, first, second)
-    assert prefork.stage.overlaps(key) == []
-    assert len(prefork.stage.runs(key)) == 2
-
-
 def test_allow_runs_both_side_by_side(prefork: Deployment, key: str) -> None:
     """With ``allow`` the duplicate runs without the lock, and does not change it."""
     first = prefork.begin("job-allow", key)
@@ -103,18 +90,6 @@ def test_allow_runs_both_side_by_side(prefork: Deployment, key: str) -> None:
     assert prefork.nodes.tokens(key) == tokens
     prefork.finish(key, first, second)
     assert len(prefork.stage.overlaps(key)) == 1
-
-
-def test_callable_gets_the_conflict(prefork: Deployment, key: str) -> None:
-    """The function receives the holder of the lock, and its decision is applied."""
-    first = prefork.begin("job-callable", key)
-
-    second = prefork.send("job-callable", key)
-
-    assert_refused(second, first)
-    assert second.state == states.FAILURE
-    noted = prefork.stage.notes(key, "conflict")
-    assert [note["holder"] for note in noted] == [first.id]
 
 
 # -- wait --------------------------------------------------------------------------
@@ -149,18 +124,6 @@ def test_waiting_calls_run_one_after_the_other(any_pool: Deployment, key: str) -
     until_in_line(any_pool, key, 0)
 
 
-def test_waiting_call_is_not_republished(prefork: Deployment, key: str) -> None:
-    """The duplicate keeps its worker process until the lock is free, and then runs."""
-    first = prefork.begin("job-wait", key)
-
-    second = prefork.send("job-wait", key)
-
-    until(lambda: prefork.stage.notes(key, "signal-conflict"))
-    prefork.finish(key, first, second)
-    assert prefork.stage.overlaps(key) == []
-    assert prefork.logs().count(f"[{second.id}] received") == 1
-
-
 def test_waiting_call_follows_a_killed_holder(prefork: Deployment, key: str) -> None:
     """The worker's main process releases the dead child's lock, and wakes the call."""
     prefork.begin("job-wait", key)
@@ -171,15 +134,6 @@ def test_waiting_call_follows_a_killed_holder(prefork: Deployment, key: str) -> 
 
     until(lambda: second.id in ran(prefork, key), 20)
     prefork.finish(key, second)
-
-
-def test_wait_gives_up_after_its_timeout(prefork: Deployment, key: str) -> None:
-    """A duplicate without the lock after ``wait_timeout`` is refused, not lost."""
-    first = prefork.begin("job-wait-briefly", key)
-
-    assert_refused(prefork.send("job-wait-briefly", key), first)
-
-    assert len(prefork.stage.runs(key)) == 1
 
 
 def test_worker_says_at_its_start_what_waiting_costs(prefork: Deployment) -> None:
@@ -203,16 +157,6 @@ def test_callable_that_waits_is_logged_then(prefork: Deployment, key: str) -> No
 
 
 # -- Who wins ----------------------------------------------------------------------
-
-
-@pytest.mark.several_nodes
-def test_split_votes_are_never_a_reason_to_skip(prefork: Deployment, key: str) -> None:
-    """Where no majority names a holder, the call tries again until it runs."""
-    prefork.nodes.split(key, seconds=1.5)
-
-    prefork.finish(key, prefork.send("job", key))
-
-    assert len(prefork.stage.runs(key)) == 1
 
 
 @pytest.mark.parametrize("is_bare", [False, True], ids=["all-nodes", "bare-quorum"])

@@ -56,29 +56,6 @@ def test_permits_do_not_stand_idle(here: Deployment, key: str) -> None:
     assert here.stage.most_at_once(key) <= AT_ONCE
 
 
-def test_call_starts_when_its_rate_permits(here: Deployment, key: str) -> None:
-    """Two starts a second, and three calls."""
-    calls = [here.send("waiting-start", key, 0.0) for _ in range(3)]
-
-    assert [call.get(timeout=WITHIN) for call in calls] == [call.id for call in calls]
-
-
-def test_call_with_several_keys_starts_when_all_are_free(
-    here: Deployment, key: str
-) -> None:
-    """The release of one of them alone starts nothing."""
-    one = here.begin("job", f"{key}-a")
-    other = here.begin("job", f"{key}-b")
-    pair = here.send("waiting-pair", key, "a", "b")
-    here.until_received(pair.id, 2)
-
-    here.finish(f"{key}-a", one)
-    here.finish(f"{key}-b", other)
-
-    here.until_running(key, pair.id, seconds=WITHIN)
-    here.finish(key, pair)
-
-
 def test_call_whose_lock_is_held_waits_on_in_memory(here: Deployment, key: str) -> None:
     """Its countdown ends many times, and it is not published again."""
     holder = here.begin("job", key)

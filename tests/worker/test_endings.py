@@ -50,15 +50,6 @@ def test_ending_frees_the_lock(
     assert prefork.send("quick", key).get(timeout=60)
 
 
-def test_autoretry_runs_under_the_lock(prefork: Deployment, key: str) -> None:
-    """``autoretry_for`` with a backoff sees its errors; no attempt is a duplicate."""
-    result = prefork.send("autoretried", key)
-
-    assert result.get(timeout=60) == 2
-    assert prefork.stage.outcomes(key) == ["ValueError", "ValueError", "done"]
-    prefork.nodes.until_free(key, FREED_WITHIN)
-
-
 # -- Limits and revokes ------------------------------------------------------------
 
 
@@ -184,12 +175,15 @@ def test_cold_shutdown_frees_the_lock(deploy: Deploy, key: str) -> None:
 # -- Kills -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attempt", [1, 2])
+@pytest.mark.parametrize("name", ["late", "limited-late"])
 def test_killed_child_with_acks_late_is_run_again_once(
-    prefork: Deployment, key: str, attempt: int
+    prefork: Deployment, key: str, name: str
 ) -> None:
-    """SIGKILL in the middle: the same job runs again soon, once, and ends well."""
-    result = prefork.begin("late", key)
+    """SIGKILL in the middle: the same job runs again soon, once, and ends well.
+
+    The main process releases the lock, or the permit and what keeps copies out.
+    """
+    result = prefork.begin(name, key)
 
     prefork.kill_child(key)
 
@@ -197,19 +191,6 @@ def test_killed_child_with_acks_late_is_run_again_once(
     prefork.finish(key, result)
     assert prefork.stage.outcomes(key) == ["killed", "done"]
     prefork.nodes.until_free(key)
-
-
-def test_killed_child_with_a_permit_is_run_again_once(
-    prefork: Deployment, key: str
-) -> None:
-    """Its main process also releases what keeps copies of it out."""
-    result = prefork.begin("limited-late", key)
-
-    prefork.kill_child(key)
-
-    prefork.until_running(key, result.id, seconds=FREED_WITHIN)
-    prefork.finish(key, result)
-    assert prefork.stage.outcomes(key) == ["killed", "done"]
 
 
 def test_killed_child_frees_its_lock(prefork: Deployment, key: str) -> None:

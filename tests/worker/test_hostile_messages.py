@@ -117,14 +117,6 @@ def fuzz(deployment: Deployment, key: str, *, batches: int, size: int) -> None:
 
 
 @pytest.mark.long
-def test_worker_goes_on_locking_after_generated_messages(
-    deploy: Deploy, key: str
-) -> None:
-    """Ids and headers of all types, sizes and encodings, on a worker with processes."""
-    fuzz(deploy(concurrency=2), key, batches=3, size=20)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_worker_goes_on_locking_after_two_thousand_generated_messages(
     deploy: Deploy, key: str, pool: str

@@ -11,7 +11,6 @@ from kombu.utils.uuid import uuid
 
 from celery_redlock import Redlock
 from celery_redlock.line.backlog import number_in_backlog
-from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
@@ -92,35 +91,6 @@ def test_call_that_never_comes_holds_up_for_its_life(
     assert call.get(timeout=WITHIN) == call.id
 
 
-def test_revoked_call_holds_up_no_other(prefork: Deployment, key: str) -> None:
-    """Its worker discards it, and the next one runs."""
-    prefork.stage.open(key)
-    first, revoked = Ghost(prefork, key), refused(prefork, key)
-    later = refused(prefork, key)
-
-    prefork.app.control.revoke(revoked.id, reply=True, limit=1)
-    first.send().get(timeout=WITHIN)
-
-    assert later.get(timeout=WITHIN) == later.id
-    until(lambda: revoked.state == states.REVOKED, what="the end of the call")
-    assert ran(prefork, key) == [first.id, later.id]
-
-
-def test_call_revoked_in_its_queue_holds_up_no_other(
-    prefork: Deployment, key: str
-) -> None:
-    """When its message comes, it is discarded."""
-    prefork.stage.open(key)
-    first = Ghost(prefork, key)
-    later = refused(prefork, key)
-
-    prefork.app.control.revoke(first.id, reply=True, limit=1)
-    first.send()
-
-    assert later.get(timeout=WITHIN) == later.id
-    assert ran(prefork, key) == [later.id]
-
-
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # in Celery
 def test_call_revoked_without_a_message_holds_up_no_other(
     prefork: Deployment, key: str
@@ -131,17 +101,6 @@ def test_call_revoked_without_a_message_holds_up_no_other(
     prefork.app.backend.store_result(first.id, None, states.REVOKED)
 
     later = prefork.send(NAME, key)
-
-    assert later.get(timeout=WITHIN) == later.id
-
-
-def test_expired_call_holds_up_no_other(prefork: Deployment, key: str) -> None:
-    """It expired in its queue."""
-    prefork.stage.open(key)
-    first = Ghost(prefork, key)
-    later = refused(prefork, key)
-
-    first.send(expires=-1)
 
     assert later.get(timeout=WITHIN) == later.id
 

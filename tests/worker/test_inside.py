@@ -1,7 +1,7 @@
 """The lock in its own body, and outside of a worker.
 
-A body has its lease, nested blocks, inner runs, threads and signals. A view, a script
-or an eager test takes the lock of a task, too.
+A body has its lease, inner runs and signals. A view, a script or an eager test takes
+the lock of a task, too.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from celery_redlock import DuplicateTask, LockHeld, current_lease
 from tests.harness.waiting import until
 from tests.worker.project.app import create_app
 from tests.worker.project.jobs import HOLD
-from tests.worker.support import pools
 
 if TYPE_CHECKING:
-    from tests.harness.deployment import Deploy, Deployment
+    from tests.harness.deployment import Deployment
     from tests.harness.lock_nodes import LockNodes
     from tests.harness.stage import Stage
 
@@ -35,46 +34,7 @@ def test_lease_in_the_body_is_of_this_run(any_pool: Deployment, key: str) -> Non
     assert all(0 < lease["remaining"] < 30 for lease in leases)
 
 
-def test_nested_take_of_the_own_lock_is_reentrant(
-    any_pool: Deployment, key: str
-) -> None:
-    """A body may take its own lock again; only the outermost block frees it."""
-    result = any_pool.begin("nested", key)
-    assert len(any_pool.nodes.holders(key)) >= any_pool.nodes.quorum
-
-    any_pool.stage.open(key)
-
-    assert result.get(timeout=60) is True
-
-
-def test_recursion_does_not_meet_its_own_lock(any_pool: Deployment, key: str) -> None:
-    """A task that calls itself inside its own run is not refused: it is one run."""
-    assert any_pool.send("recursive", key, 5).get(timeout=60) == 5
-
-
-def test_thread_of_the_body_does_not_inherit_the_lock(
-    any_pool: Deployment, key: str
-) -> None:
-    """Another thread or greenlet is another execution, and finds the lock held."""
-    assert any_pool.send("spawning", key).get(timeout=60) == "held"
-
-
 # -- Inner runs --------------------------------------------------------------------
-
-
-@pools
-def test_apply_in_the_body_is_the_same_execution(
-    deploy: Deploy, key: str, pool: str
-) -> None:
-    """Where eager runs take locks, an inner run shares the lease of the outer run."""
-    here = deploy(pool=pool, settings={"redlock_eager": True})
-
-    tokens = here.send("applying", key, 2).get(timeout=60)
-
-    assert len(tokens) == 3
-    assert len(set(tokens)) == 1
-    assert all(tokens)
-    here.nodes.until_free(key)
 
 
 def test_apply_in_the_body_takes_no_lock_by_default(here: Deployment, key: str) -> None:
@@ -82,19 +42,6 @@ def test_apply_in_the_body_takes_no_lock_by_default(here: Deployment, key: str) 
     tokens = here.send("applying", key, 2).get(timeout=60)
 
     assert len(set(tokens)) == 1
-
-
-@pools
-@pytest.mark.long
-def test_apply_in_a_thread_of_the_body_is_another_execution(
-    deploy: Deploy, key: str, pool: str
-) -> None:
-    """The thread finds the lock held: its call does not run beside the body."""
-    here = deploy(pool=pool, settings={"redlock_eager": True})
-
-    answer = here.send("applying-elsewhere", key, 1).get(timeout=60)
-
-    assert answer == "DuplicateTask"
 
 
 # -- Time and signals --------------------------------------------------------------
@@ -133,11 +80,6 @@ def test_signals_tell_the_life_of_a_lock(any_pool: Deployment, key: str) -> None
     assert any_pool.stage.notes(key, "signal-lost") == []
 
 
-def test_heartbeat_signal_renews_the_lock_now(any_pool: Deployment, key: str) -> None:
-    """A body that sends ``lock_heartbeat`` has its lock renewed without waiting."""
-    assert any_pool.send("beating", key).get(timeout=60) is True
-
-
 # -- Outside of a worker -----------------------------------------------------------
 
 
@@ -163,15 +105,6 @@ def test_lock_held_by_a_worker_is_refused_here(prefork: Deployment, key: str) ->
     prefork.nodes.until_free(key)
     with prefork.task("job").lock(key=key) as lease:
         assert lease.is_valid()
-
-
-def test_plain_call_runs_the_body_without_a_lock(prefork: Deployment, key: str) -> None:
-    """``task(42)`` is a function call, as Celery's users expect."""
-    first = prefork.begin("job", key)
-
-    assert prefork.task("recursive")(key, 3) == 3
-
-    prefork.finish(key, first)
 
 
 def test_eager_task_takes_no_lock(nodes: LockNodes, stage: Stage, key: str) -> None:

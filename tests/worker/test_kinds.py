@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from celery import Celery
@@ -44,53 +44,6 @@ def test_user_base_keeps_hooks_and_request(prefork: Deployment, key: str) -> Non
     until(lambda: prefork.stage.notes(key, "house-success"))
     assert len(prefork.stage.notes(key, "house-called")) == 1
     until(lambda: len(prefork.stage.notes(key, "house-accepted")) == 1)
-
-
-def test_pydantic_arguments_are_part_of_the_call(prefork: Deployment, key: str) -> None:
-    """Models arrive as models, and equal ones make equal calls."""
-    first = prefork.send("typed", {"key": key, "amount": 1})
-    prefork.until_running(key, first.id)
-
-    assert_refused(prefork.send("typed", {"amount": 1, "key": key}), first)
-    other = prefork.send("typed", {"key": key, "amount": 2})
-
-    prefork.until_running(key, first.id, other.id)
-    prefork.finish(key, first, other)
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs"),
-    [((), {"value": 1}), ((1,), {}), ((), {})],
-    ids=["keyword", "positional", "default"],
-)
-def test_equal_calls_are_equal_however_they_are_written(
-    prefork: Deployment, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Positional, by keyword or by default: the same values are the same call."""
-    first = prefork.begin("canonical", key, 1)
-    publish = prefork.task("canonical").apply_async
-
-    assert_refused(publish((key, *args), kwargs), first)
-    assert_refused(publish((), {"key": key}), first)
-
-
-@pytest.mark.parametrize("value", ["1", 2, [1], {"value": 1}, None])
-def test_different_calls_are_different(
-    prefork: Deployment, key: str, value: object
-) -> None:
-    """Another value, or the same value with another type, makes another call."""
-    first = prefork.begin("canonical", key, 1)
-
-    other = prefork.send("canonical", key, value)
-
-    prefork.until_running(key, first.id, other.id)
-
-
-def test_unique_on_names_what_counts(prefork: Deployment, key: str) -> None:
-    """With ``unique_on`` calls are equal when those arguments are."""
-    first = prefork.begin("chosen", key, 1)
-
-    assert_refused(prefork.send("chosen", key, 2), first)
 
 
 def test_body_may_mutate_its_arguments(prefork: Deployment, key: str) -> None:

@@ -56,21 +56,6 @@ def test_backlog_is_empty_when_its_jobs_have_run(here: Deployment, key: str) -> 
     until(lambda: not are_there(here, f"redlock:backlog:{key}"), what="an empty one")
 
 
-def test_job_runs_when_one_of_the_permits_is_free(here: Deployment, key: str) -> None:
-    """Two run at once. The third one waits for one of them, and not for both."""
-    first, second = (begin(here, key, part) for part in "ab")
-    third = here.send("limited", key, "c")
-    until_refused(here, third)
-    assert here.stage.runs(f"{key}-c") == []
-
-    here.finish(f"{key}-b", second)
-
-    here.until_running(f"{key}-c", third.id)
-    here.until_running(f"{key}-a", first.id)
-    here.finish(f"{key}-a", first)
-    here.finish(f"{key}-c", third)
-
-
 def test_killed_child_frees_its_permit(prefork: Deployment, key: str) -> None:
     """The main process releases it, and no other one: the next job runs."""
     first, second = (begin(prefork, key, part) for part in "ab")

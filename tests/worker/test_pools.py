@@ -15,16 +15,6 @@ if TYPE_CHECKING:
     from tests.harness.deployment import Deployment
 
 
-def test_plain_tasks_overlap(any_pool: Deployment, key: str) -> None:
-    """Without a lock, two equal calls run at once, and the record shows it."""
-    first, second = any_pool.send("plain", key), any_pool.send("plain", key)
-    until(lambda: len(any_pool.stage.running(key)) == 2)
-
-    any_pool.finish(key, first, second)
-
-    assert len(any_pool.stage.overlaps(key)) == 1
-
-
 def test_pool_runs_equal_calls_once(every_pool: Deployment, key: str) -> None:
     """Of equal calls at the same time one runs; the others end and name it."""
     results = [every_pool.send("job", key) for _ in range(4)]
@@ -81,18 +71,3 @@ def test_pool_stops_a_body_whose_lock_is_lost(every_pool: Deployment, key: str) 
     assert every_pool.stage.outcomes(key) == ["LockLost"]
     assert every_pool.nodes.is_stolen(key)
     every_pool.nodes.undo_steal(key)
-
-
-def test_pool_goes_on_after_an_interrupt(any_pool: Deployment, key: str) -> None:
-    """After a body was interrupted, the next calls run normally."""
-    names = [f"{key}-{number}" for number in range(3)]
-    interrupted = [any_pool.begin("short", name) for name in names]
-    for name in names:
-        any_pool.nodes.steal(name, seconds=5)
-    for result in interrupted:
-        with pytest.raises(LockLost):
-            result.get(timeout=60)
-
-    results = [any_pool.send("quick", f"{key}-after-{number}") for number in range(20)]
-
-    assert [result.get(timeout=60) for result in results] == [r.id for r in results]

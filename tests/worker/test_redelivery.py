@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 import pytest
@@ -93,21 +92,6 @@ def test_retry_without_delay_begins_when_its_parent_has_stored_that_it_retries(
 # -- Its copies --------------------------------------------------------------------
 
 
-def test_copy_is_dropped_if_there_is_a_result(prefork: Deployment, key: str) -> None:
-    """The copy waits for the first to end, sees its result, and does not run."""
-    task_id = uuid()
-    first = prefork.begin("job", key, task_id=task_id)
-
-    prefork.send("job", key, task_id=task_id)
-    prefork.until_received(task_id, times=3)  # the job, the copy, the copy again
-    assert first.state == states.PENDING
-    prefork.finish(key, first)
-
-    prefork.until_settled(task_id)
-    assert first.get(timeout=60) == task_id
-    assert len(prefork.stage.runs(key)) == 1
-
-
 @pytest.mark.long
 @pools
 def test_copy_that_has_the_lock_before_the_result_is_stored_is_dropped(
@@ -142,21 +126,6 @@ def test_copy_runs_after_a_job_without_result(prefork: Deployment, key: str) -> 
     assert prefork.stage.overlaps(key) == []
 
 
-def test_copy_of_a_job_without_an_end_runs(prefork: Deployment, key: str) -> None:
-    """A copy runs if its original died without a result."""
-    task_id = uuid()
-    with prefork.task("job").lock(key):  # acts as another run of this id
-        prefork.nodes.until_held(key)
-        prefork.nodes.rename_holder(key, task_id)
-        result = prefork.send("job", key, task_id=task_id)
-        prefork.until_received(task_id, times=2)
-        assert result.state == states.PENDING
-
-    prefork.stage.open(key)
-    assert result.get(timeout=60) == task_id
-    assert len(prefork.stage.runs(key)) == 1
-
-
 @pytest.fixture
 def impatient(deploy: Deploy) -> Deployment:
     """Give workers whose broker delivers a job again while it runs."""
@@ -180,36 +149,6 @@ def test_redelivery_while_the_job_runs_runs_it_once(
 
     impatient.until_settled(result.id)
     assert result.get(timeout=60) == result.id
-    assert len(impatient.stage.runs(key)) == 1
-
-
-@pytest.mark.long
-def test_redelivery_without_a_result_waits(impatient: Deployment, key: str) -> None:
-    """Without a stored result a redelivered copy runs after the job, not beside it."""
-    result = impatient.begin("job-unstored", key)
-
-    impatient.until_received(result.id, times=3)
-    impatient.stage.open(key)
-
-    until(lambda: len(impatient.stage.runs(key)) >= 2, 40)
-    impatient.until_settled(result.id)
-    assert impatient.stage.overlaps(key) == []
-
-
-@pytest.mark.long
-def test_expired_copy_touches_no_result(impatient: Deployment, key: str) -> None:
-    """Expiry is for jobs that have not begun: the running one keeps its result."""
-    expires = datetime.now(timezone.utc) + timedelta(seconds=10)  # to begin until then
-    result = impatient.begin("job", key, expires=expires)
-    until(lambda: datetime.now(timezone.utc) > expires)
-    before = impatient.logs().count(f"[{result.id}] received")
-
-    impatient.until_received(result.id, times=before + 2)
-    assert result.state == states.PENDING
-    impatient.finish(key, result)
-
-    impatient.until_settled(result.id)
-    assert result.state == states.SUCCESS
     assert len(impatient.stage.runs(key)) == 1
 
 

@@ -13,14 +13,14 @@ celery-heimdall, a refused duplicate frees the lock of the one that runs
     worker/test_conflicts.py::test_skip_leaves_the_lock_to_its_holder
 celery-once, the key is computed again at the end; different calls share one
     worker/test_kinds.py::test_body_may_mutate_its_arguments
-    worker/test_kinds.py::test_different_calls_are_different
+    unit/options/test_call_key.py::test_different_on_the_wire_is_a_different_call
 celery-once #136, publishers that go round the task's own method
     worker/test_kinds.py::test_call_by_name_is_deduplicated
 rhubarb, state on the task: threads free each other's locks
     worker/test_pools.py::test_pool_runs_different_calls_at_once
 celery #5935, kombu #337, one job is delivered twice
     worker/test_redelivery.py::test_redelivery_while_the_job_runs_runs_it_once
-    worker/test_redelivery.py::test_redelivery_without_a_result_waits
+    worker/test_redelivery.py::test_copy_runs_after_a_job_without_result
 GoodJob #622, a retry locks what its arguments have become
     worker/test_loss.py::test_lost_run_runs_again_when_the_lock_is_free
 Sidekiq unique jobs #779, a live lock is removed with the lock of a dead process

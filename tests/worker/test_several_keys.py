@@ -5,19 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from celery import states
 from celery.exceptions import WorkerLostError
 
-from celery_redlock import LockLost
-from tests.harness.waiting import until
-from tests.worker.support import FREED_WITHIN, assert_refused
-from tests.worker.test_forced_release import command, released
-from tests.worker.test_seen_and_heard import Monitor, here, monitor
+from tests.worker.support import FREED_WITHIN
 
 if TYPE_CHECKING:
     from tests.harness.deployment import Deployment
-
-__all__ = ["here", "monitor"]  # pytest finds them here
 
 
 def until_both_held(deployment: Deployment, key: str) -> None:
@@ -42,60 +35,6 @@ def test_killed_child_frees_all_keys(
     with pytest.raises(WorkerLostError):
         result.get(timeout=60)
     prefork.finish(key, prefork.send("pair", key, *order))
-
-
-@pytest.mark.parametrize("part", ["a", "b"])
-def test_duplicate_names_the_key_that_is_held(
-    here: Deployment, monitor: Monitor, key: str, part: str
-) -> None:
-    """Log, event and error name this one of the keys, and its holder."""
-    held = f"{key}-{part}"
-    first = here.begin("job", held)
-
-    second = here.send("pair", key, "a", "b")
-
-    told = monitor.until(second.id, "task-revoked")["task-revoked"]
-    assert told["key"] == f"{key}-a\n{key}-b"
-    assert told["held_key"] == held
-    assert_refused(second, first)
-    line = f"The lock {held!r} is held by job[{first.id}]"
-    until(lambda: line in here.logs(), what="the log line")
-    here.finish(held, first)
-
-
-@pytest.mark.long
-def test_call_that_waits_runs_when_all_keys_are_free(
-    here: Deployment, key: str
-) -> None:
-    """The end of one holder of two is not enough."""
-    firsts = [here.begin("job", f"{key}-{part}") for part in "ab"]
-    waiting = here.send("pair-wait", key, "a", "b")
-    until(lambda: f"[{waiting.id}] will wait" in here.logs(), what="it to wait")
-
-    here.finish(f"{key}-a", firsts[0])
-    here.nodes.until_free(f"{key}-a")
-    assert here.stage.runs(key) == []
-    here.finish(f"{key}-b", firsts[1])
-
-    here.until_running(key, waiting.id)
-    until_both_held(here, key)
-    here.finish(key, waiting)
-
-
-def test_release_by_an_operator_releases_all_keys(here: Deployment, key: str) -> None:
-    """To name one of the keys is enough. The run stops, and each key lists it."""
-    first = here.begin("pair", key, "a", "b")
-    until_both_held(here, key)
-
-    done = command(here, "release", f"{key}-b", "--yes", "--reason", "stuck")
-
-    assert done.exit_code == 0
-    assert f"taken together with {key}-a: all are released" in done.output
-    with pytest.raises(LockLost):
-        first.get(timeout=60)
-    assert first.state == states.FAILURE
-    here.nodes.until_free(key)
-    assert len(released(here, f"{key}-a")) == len(released(here, f"{key}-b")) == 1
 
 
 def test_calls_that_share_a_key_never_run_at_once(

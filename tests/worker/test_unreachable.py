@@ -70,36 +70,6 @@ def test_retry_runs_the_job_when_the_nodes_are_back(outage: Outage, key: str) ->
     assert len(here.stage.runs(key)) == 1
 
 
-@pytest.mark.parametrize(
-    ("policy", "state"),
-    [
-        ("raise", states.FAILURE),
-        pytest.param("skip", states.REVOKED, marks=pytest.mark.long),
-    ],
-)
-def test_raise_and_skip_end_the_job(
-    outage: Outage, key: str, policy: str, state: str
-) -> None:
-    """The job does not run. Its result is final, and says how many nodes voted."""
-    with outage.lasts():
-        result = outage.here.send(f"unreachable-{policy}", key)
-
-        with pytest.raises(QuorumUnreachable, match=r"Only [012] of [15] nodes"):
-            result.get(timeout=60)
-
-    assert result.state == state
-    assert outage.here.stage.runs(key) == []
-
-
-def test_run_runs_the_job_without_a_lock(outage: Outage, key: str) -> None:
-    """With ``run`` the job runs and knows that it has no lease."""
-    with outage.lasts():
-        has_lease = outage.here.send("unreachable-run", key).get(timeout=60)
-
-    assert has_lease is False
-    assert len(outage.here.stage.runs(key)) == 1
-
-
 def test_failed_attempts_leave_nothing(frail: Deployment, key: str) -> None:
     """A call without a quorum releases the votes that it has received."""
     with frail.nodes.majority_paused(), pytest.raises(QuorumUnreachable):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextvars
 import os
-import threading
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery import current_task
 
@@ -15,7 +13,7 @@ from celery_redlock import Lease, current_lease
 from tests.harness.stage import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 STAGE = "PROJECT_STAGE"
 
@@ -46,13 +44,3 @@ def own_lease() -> Lease:
     lease = current_lease()
     assert lease is not None
     return lease
-
-
-def in_thread(function: Callable[[], Any]) -> Any:
-    """Call a function in a thread with a copy of the context, as frameworks do."""
-    answers: list[Any] = []
-    here = contextvars.copy_context()
-    thread = threading.Thread(target=lambda: answers.append(here.run(function)))
-    thread.start()
-    thread.join()
-    return answers[0]

@@ -5,17 +5,11 @@ The second argument tells the calls apart; the lock is on the first argument alo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_redlock import LockCancelled, singleton_task
-from celery_redlock.policies import BufferOne, CancelRunning
 from tests.worker.project.body import own_lease, recorded, stage
 from tests.worker.project.jobs import LATE
-
-if TYPE_CHECKING:
-    from celery import Task
-
-    from celery_redlock.policies import Conflict
 
 
 def hold(key: str, number: int) -> int:
@@ -43,19 +37,6 @@ gated("buffered-late", retry_countdown=0.5, ttl=2, **BUFFER, **LATE)
 gated("buffered-other", **BUFFER)  # another task with the same lock
 gated("replacing", **REPLACE)
 gated("replacing-late", ttl=2, **REPLACE, **LATE)
-
-
-def replays_keep_their_order(conflict: Conflict) -> BufferOne:
-    """Keep the first of the replays, and the latest of all other calls."""
-    return BufferOne(keep="first" if conflict.kwargs.get("replay") else "latest")
-
-
-@singleton_task(
-    name="buffered-callable", key="{key}", on_conflict=replays_keep_their_order
-)
-def buffered_callable(key: str, number: int = 0, *, replay: bool = False) -> int:
-    """Run until the gate opens."""
-    return hold(key, number)
 
 
 @singleton_task(name="replacing-deaf", key="{key}", cancel_grace=0.5, **REPLACE)
@@ -92,25 +73,3 @@ def replacing_polite(key: str, number: int = 0) -> int:
             lease.ensure()
             stage().pause()
     return number
-
-
-def forced_ones_replace(conflict: Conflict) -> CancelRunning | str:
-    """Let a forced call replace the running call."""
-    return CancelRunning(grace=5) if conflict.kwargs.get("force") else "skip"
-
-
-@singleton_task(name="replacing-callable", key="{key}", on_conflict=forced_ones_replace)
-def replacing_callable(key: str, number: int = 0, *, force: bool = False) -> int:
-    """Run until the gate opens, or until it is cancelled."""
-    return hold(key, number)
-
-
-@singleton_task(
-    name="replacing-retried", key="{key}", bind=True, max_retries=5, **REPLACE
-)
-def replacing_retried(self: Task, key: str, number: int = 0) -> int:
-    """Retry after every exception."""
-    try:
-        return hold(key, number)
-    except Exception as error:
-        raise self.retry(exc=error, countdown=0) from error

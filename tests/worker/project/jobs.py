@@ -13,11 +13,11 @@ from celery import shared_task
 from celery.exceptions import Reject
 
 from celery_redlock import LockLost, current_lease, singleton_task
-from celery_redlock.policies import Raise, Retry, Skip, Wait
+from celery_redlock.policies import Retry, Wait
 from tests.worker.project.body import hold, recorded, stage
 
 if TYPE_CHECKING:
-    from celery_redlock.policies import Conflict, Loss
+    from celery_redlock.policies import Conflict
 
 TTL = 1.5  # seconds, where a test waits until a lock is renewed or lost
 COOL_DOWN = 4.0  # seconds
@@ -82,7 +82,6 @@ def gated_pair(name: str, **options: Any) -> None:
 
 
 gated_pair("pair", ttl=TTL)
-gated_pair("pair-wait", on_conflict="wait", wait_timeout=30)
 gated_pair(
     "pair-queued",
     unique_while="queued",
@@ -149,12 +148,10 @@ OFTEN = {"on_conflict": "retry", "retry_countdown": 0.2}
 timed("waiting", **LONG, **LATE)
 timed("waiting-often", **OFTEN, **LATE)
 timed("waiting-permit", limit=AT_ONCE, retry_countdown=3600, **LATE)
-timed("waiting-start", rate=(1, 0.5), retry_countdown=3600, **LATE)
 gated("placed", limit=1, ttl=TTL)  # calls that are refused join a backlog
 gated("ordered", on_conflict="retry", in_order=True, ttl=TTL)
 gated("ordered-late", on_conflict="retry", in_order=True, **LATE)
 timed("ordered-storm", on_conflict="retry", in_order=True, **LATE)
-gated_pair("waiting-pair", **LONG)
 quick("plain-clock", key="clock:{key}")
 
 # -- Calls that have entries on the nodes before they run ------------------------------
@@ -220,41 +217,20 @@ gated("job-wait-then-retry", on_conflict=wait_then_retry)
 # -- Unique before it runs, or for a while after -----------------------------------
 
 
-def strict_before_it_runs(conflict: Conflict) -> Skip | Raise:
-    """Raise at the publisher; skip in a worker."""
-    return Raise() if conflict.stage == "publish" else Skip()
-
-
-FROM_THE_START: dict[str, Any] = {"unique_while": "queued_or_running"}
-
 gated(
     "one-queued",
     unique_while="queued",
     on_conflict={"publish": "skip", "execute": "wait"},
     wait_timeout=30,
 )
-gated("one-at-all", **FROM_THE_START)
-gated("one-queued-raise", on_conflict="raise", **FROM_THE_START)
-gated(
-    "one-queued-allow",
-    on_conflict={"publish": "allow", "execute": "skip"},
-    **FROM_THE_START,
-)
-gated("one-queued-callable", on_conflict=strict_before_it_runs, **FROM_THE_START)
+gated("one-at-all", unique_while="queued_or_running")
 quick("one-in-a-while", unique_for=COOL_DOWN)
 
 
 # -- When the lock is lost ---------------------------------------------------------
 
 
-def note_lost(loss: Loss) -> str:
-    """Note the loss, and let the body go on."""
-    stage().note(loss.key, "lost", fence=loss.fence)
-    return "warn"
-
-
 gated("lost-retry", ttl=TTL, on_lock_lost="retry", **SOON_AGAIN)
-gated("lost-callable", ttl=TTL, on_lock_lost=note_lost)
 gated(
     "lost-autoretry",
     ttl=TTL,
@@ -269,16 +245,9 @@ gated("lost-other-autoretry", ttl=TTL, autoretry_for=(Exception,))
 # -- When the nodes cannot be reached ----------------------------------------------
 
 quick("unreachable-raise", on_backend_error="raise")
-quick("unreachable-skip", on_backend_error="skip")
 
 
 # -- Without a lock, to compare with -----------------------------------------------
-
-
-@shared_task(name="plain")
-def plain(key: str) -> str:
-    """Run until the gate opens, without a lock."""
-    return hold(key)
 
 
 @shared_task(name="tail")

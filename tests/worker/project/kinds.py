@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Task
 from celery.worker.request import Request
-from pydantic import BaseModel
 
 from celery_redlock import SingletonTask, singleton_task
 from tests.worker.project.body import hold, recorded, stage
@@ -52,20 +51,6 @@ class HouseTask(Task):
 def of_the_house(key: str) -> str:
     """Run until the gate opens, with hooks of the user's own."""
     return hold(key)
-
-
-class Order(BaseModel):
-    """The argument of a typed task."""
-
-    key: str
-    amount: int = 1
-
-
-@singleton_task(name="typed", pydantic=True)
-def typed(order: Order) -> str:
-    """Run until the gate opens; the argument arrives as a model."""
-    assert isinstance(order, Order)
-    return hold(order.key)
 
 
 def register(app: Celery) -> None:

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import Ignore, Reject
 
-from celery_redlock import LockHeld, LockLost, current_lease, singleton_task
-from celery_redlock.signals import lock_heartbeat
-from tests.harness.waiting import until
-from tests.worker.project.body import hold, in_thread, own_lease, recorded, stage
+from celery_redlock import LockLost, current_lease, singleton_task
+from tests.worker.project.body import hold, own_lease, recorded, stage
 from tests.worker.project.jobs import SOON_AGAIN, TTL
 
 if TYPE_CHECKING:
@@ -39,30 +37,6 @@ def informed(key: str) -> dict[str, Any]:
         return {"key": lease.key, "fence": lease.fence, "remaining": lease.remaining()}
 
 
-@singleton_task(name="unreachable-run", key="{key}", on_backend_error="run")
-def unreachable_run(key: str) -> bool:
-    """Run and end; tell whether there is a lease."""
-    with recorded(key):
-        return current_lease() is not None
-
-
-@singleton_task(name="nested", key="{key}", bind=True)
-def nested(self: Task, key: str) -> bool:
-    """Take its own lock again; tell whether that was the same lease."""
-    with recorded(key), self.lock(key) as inner:
-        stage().wait(key)
-        outer_fence = inner.fence
-    lease = own_lease()
-    lease.ensure(network=True)  # the inner block has not released it
-    return bool(lease.fence == outer_fence)
-
-
-@singleton_task(name="recursive", key="{key}", bind=True)
-def recursive(self: Task, key: str, depth: int) -> int:
-    """Call itself to this depth."""
-    return 1 + self(key, depth - 1) if depth else 0
-
-
 @singleton_task(name="applying", key="{key}", bind=True, on_conflict="raise")
 def applying(self: Task, key: str, depth: int) -> list[str]:
     """Apply itself to this depth; return the token of each run's lease."""
@@ -71,38 +45,6 @@ def applying(self: Task, key: str, depth: int) -> list[str]:
     with recorded(key):
         inner = self.apply((key, depth - 1)).result if depth else []
     return [token, *inner]
-
-
-@singleton_task(name="applying-elsewhere", key="{key}", bind=True, on_conflict="raise")
-def applying_elsewhere(self: Task, key: str, depth: int) -> str:
-    """Apply itself in a thread; return the type of the outcome."""
-    if not depth:
-        return "ran"
-    return type(in_thread(lambda: self.apply((key, depth - 1)).result)).__name__
-
-
-@singleton_task(name="spawning", key="{key}", bind=True)
-def spawning(self: Task, key: str) -> str:
-    """Try to take its own lock from a thread; return the outcome."""
-
-    def take() -> str:
-        try:
-            with self.lock(key):
-                return "taken"
-        except LockHeld:
-            return "held"
-
-    return str(in_thread(take))
-
-
-@singleton_task(name="beating", key="{key}", bind=True)
-def beating(self: Task, key: str) -> bool:
-    """Ask for a renewal; tell whether it came long before it was due."""
-    lease = own_lease()
-    before = lease.until
-    lock_heartbeat.send(sender=self)
-    with recorded(key):
-        return until(lambda: lease.until > before, 5)
 
 
 # -- Their end ---------------------------------------------------------------------
@@ -193,22 +135,6 @@ def lost_mutating(key: str, numbers: list[int]) -> list[int]:
 # -- Their retries -----------------------------------------------------------------
 
 
-@singleton_task(
-    name="autoretried",
-    key="{key}",
-    bind=True,
-    autoretry_for=(ValueError,),
-    retry_backoff=True,
-    max_retries=2,
-)
-def autoretried(self: Task, key: str) -> int:
-    """Fail twice, then tell which attempt this was."""
-    with recorded(key):
-        if self.request.retries < 2:
-            raise ValueError(key)
-        return int(self.request.retries)
-
-
 @singleton_task(name="retried-at-once", key="{key}", bind=True, max_retries=None)
 def retried_at_once(self: Task, key: str, times: int) -> int:
     """Retry itself without delay, this many times."""
@@ -230,32 +156,12 @@ def overtaken(self: Task, key: str) -> str:
         return task_id
 
 
-@singleton_task(
-    name="one-queued-again",
-    key="{key}",
-    unique_while="queued_or_running",
-    bind=True,
-    max_retries=1,
-)
-def one_queued_again(self: Task, key: str) -> str:
-    """Wait for its retry, and run until the gate opens."""
-    if not self.request.retries:
-        raise self.retry(countdown=3)
-    return hold(key)
-
-
 # -- Their arguments ---------------------------------------------------------------
 
 
 @singleton_task(name="canonical")
 def canonical(key: str, value: Any = 1) -> str:
     """Run until the gate opens; the lock is named by all arguments."""
-    return hold(key)
-
-
-@singleton_task(name="chosen", unique_on=["key"])
-def chosen(key: str, value: Any = 1) -> str:
-    """Run until the gate opens; the lock is named by one argument."""
     return hold(key)
 
 
