@@ -8,11 +8,11 @@ import click
 
 from celery_redlock.basics.text import on_nodes
 from celery_redlock.beat import election_key
-from celery_redlock.cli.output.format import doubt_lines, holder_document, since
+from celery_redlock.cli.output.format import doubt_lines, holder_document
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
 from celery_redlock.locks.lease import Inspection
 from celery_redlock.operations.inspect import LockStatus, node_status, other_settings
-from celery_redlock.operations.words import duration
+from celery_redlock.operations.words import duration, since
 from celery_redlock.records.standbys import Leadership, leadership_of
 
 if TYPE_CHECKING:

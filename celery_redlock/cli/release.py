@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_redlock.basics.text import on_nodes
 from celery_redlock.cli.output.format import (
     Column,
     Row,
@@ -35,9 +33,7 @@ from celery_redlock.operations.kill_holder import HolderLives, kill_holder
 from celery_redlock.operations.release import (
     Operator,
     Question,
-    Released,
     ask,
-    holder_in,
     release_found,
 )
 from celery_redlock.operations.release import release as release_confirmed
@@ -52,8 +48,8 @@ _NO_LOCK = (
     "{key} is a permit for a start, and its run may have ended. --kill is for the lock "
     "that a run holds. Nothing was released."
 )
-_MOST_NAMED = 10
 _WIDTH = 80
+_MOODS = {"success": "", "warning": "warning", "error": "bad"}
 
 
 @click.command(cls=Command, short_help="Take a lock away from its holder.")
@@ -135,7 +131,7 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
         fact = f"{key} is not held."
         if found.is_held is None:
             fact = f"It cannot be told whether {key} is held."
-        lines = [fact, *_other_permit_lines(asked)]
+        lines = [fact, *asked.facts]
         lines += doubt_lines(found.nodes, settings)
         session.tell(lines, lambda: document)
         return WARNING if found.is_held is False else ERROR
@@ -162,7 +158,8 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
         for label in redlock.labels
     }
     document["held"] = None if done.may_be_held else False
-    session.tell(_result(done, killed=kill), lambda: document)
+    lines = [painted(text, _MOODS[level]) for level, text in done.messages]
+    session.tell(lines, lambda: document)
     if done.may_be_held:
         return ERROR
     return DONE if kill or done.number else WARNING
@@ -189,23 +186,6 @@ def _are_of_others(found: LockStatus) -> bool:
 
 
 def _explanation(asked: Question, *, kill: bool) -> list[str]:
-    found, seen = asked.found, asked.found.seen
-    nodes = len(seen.ballot.labels)
-    lines = [
-        line
-        for value, labels in asked.values.items()
-        for line in _holder_lines(asked, value, on_nodes(len(labels), nodes))
-    ]
-    lines += _other_permit_lines(asked)
-    if found.is_held is None:
-        lines.append("It cannot be told whether the lock is held on a majority.")
-    elif not found.is_held:
-        lines.append("A lock on a minority of the nodes is not held.")
-    if seen.holder and math.isinf(found.ttl_left):
-        lines.append("It never expires: it has no ttl.")
-    elif seen.holder:
-        unless = "" if asked.is_kept else ", unless its holder renews it"
-        lines.append(f"It expires in {duration(found.ttl_left)}{unless}.")
     fact, why = asked.risk
     if kill:
         fact = "The process that runs the task is killed."
@@ -215,46 +195,8 @@ def _explanation(asked: Question, *, kill: bool) -> list[str]:
         )
     elif not asked.is_kept:
         why += " --kill ends the holder first."
-    risk = [painted(fact, "warning"), *textwrap.wrap(why, _WIDTH)]
-    return [*lines, *doubt_lines(found.nodes), "", *risk, ""]
-
-
-def _holder_lines(asked: Question, value: str, where: str) -> list[str]:
-    """Return the holder, its permit, and the keys that are released together."""
-    holder = holder_in(value)
-    if holder is None:
-        return [f"{asked.key} has a value of another program, {where}."]
-    how = "kept for" if holder.is_kept else "held by"
-    return [f"{asked.key} is {how} {holder}, {where}.", *asked.facts(value)]
-
-
-def _other_permit_lines(asked: Question) -> list[str]:
-    """Return the other permits of the key, and the command for one of them."""
-    others = asked.other_permits
-    if not others:
-        return []
-    named = ", ".join(others[:_MOST_NAMED])
-    more = len(others) - _MOST_NAMED
-    named += f" and {more:,} more" if more > 0 else ""
-    return [
-        f"Other permits of {asked.key} are in use, and stay: {named}.",
-        f"To release one, name it: `celery redlock release '{others[0]}'`.",
-    ]
-
-
-def _result(done: Released, *, killed: bool) -> list[str]:
-    lines = [f"Released {done.where}."]
-    if not done.number and killed:
-        lines = ["Its lock was released when it ended."]
-    elif not done.number:
-        lines = ["The lock expired or has another holder: nothing was released."]
-    if done.nodes.unseen:
-        lines += unseen_lines(done.nodes.unseen)
-        lines.append("Such a node keeps the lock until its ttl has ended.")
-    if done.may_be_held:
-        fact = f"{done.key} may still be held: a majority of the nodes was not reached."
-        lines.append(painted(f"{fact} Release it again when they answer.", "bad"))
-    return lines
+    lines = [*asked.holder_lines(), *asked.facts, *doubt_lines(asked.found.nodes)]
+    return [*lines, "", painted(fact, "warning"), *textwrap.wrap(why, _WIDTH), ""]
 
 
 # -- claims and cool-downs ---------------------------------------------------------

@@ -19,7 +19,6 @@ from celery_redlock.cli.output.format import (
     limit_lines,
     permits_document,
     permits_table,
-    since,
     table,
 )
 from celery_redlock.cli.output.ink import painted
@@ -33,7 +32,7 @@ from celery_redlock.operations.inspect import (
     other_settings,
 )
 from celery_redlock.operations.scan import lock_holder, permits_of
-from celery_redlock.operations.words import UNREADABLE, duration, permit_text
+from celery_redlock.operations.words import UNREADABLE, duration, permit_text, since
 from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.wire.quorum import Vote, VoteKind
 

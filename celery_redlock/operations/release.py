@@ -24,16 +24,19 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import math
 import os
 import socket
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.text import on_nodes, printable_line
+from celery_redlock.errors import RedlockError
 from celery_redlock.locks.forced_release import MOST_FIELD, ForcedRelease
 from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.inspect import lock_status
 from celery_redlock.operations.scan import other_permits
+from celery_redlock.operations.words import duration, instant, since
 from celery_redlock.records.forced_releases import force_release_words
 from celery_redlock.scripts import FORCE_RELEASE, GRANTED, RELEASE_CLAIM
 from celery_redlock.scripts.keys import keys_of
@@ -41,7 +44,7 @@ from celery_redlock.wire.client import BATCH, each_node
 from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.operations.inspect import LockStatus
@@ -54,6 +57,8 @@ _LIVE_HOLDER = (
     "Then it has lost its lock, and its on_lock_lost decides whether it stops. Its log "
     "names you and the reason."
 )
+_GONE = "{key} expired or has another holder: nothing was released."
+_MOST_NAMED = 10  # permits
 _START = (
     "Then the period has one more start than the limit. A run that is under way goes "
     "on, and keeps its lock."
@@ -117,16 +122,6 @@ class Question:
     other_permits: list[str]
 
     @property
-    def refusal(self) -> str:
-        """Why there is nothing to ask; "" if there is a lock."""
-        if self.values:
-            return ""
-        fact = f"No node that answered has a lock for {self.key}."
-        if self.found.is_held is None:
-            fact += " It cannot be told whether it is held: too few nodes can tell."
-        return fact
-
-    @property
     def is_permit(self) -> bool:
         """Whether a holder has a permit of a key with a limit."""
         return any(holder.permit(self.key) for holder in self.holders)
@@ -145,11 +140,25 @@ class Question:
         fact = f"If the holder is alive, {more} may run at the same time"
         return f"{fact} after the release.", _LIVE_HOLDER
 
-    def facts(self, value: str) -> list[str]:
-        """Return sentences: the permit of a holder, and the keys of its lock."""
-        holder, facts = holder_in(value), []
+    def holder_lines(self, at: Callable[[float], str] = instant) -> list[str]:
+        """Return a line for each value: the holder, its permit, and all its keys.
+
+        Args:
+            at: Returns the text of an instant, which is given in seconds since 1970.
+        """
+        nodes = len(self.found.nodes)
+        return [
+            self._holder_line(value, on_nodes(len(labels), nodes), at)
+            for value, labels in self.values.items()
+        ]
+
+    def _holder_line(self, value: str, where: str, at: Callable[[float], str]) -> str:
+        holder = holder_in(value)
         if holder is None:
-            return []
+            return f"{self.key} has a value of another program, {where}."
+        where += f", since {begun}" if (begun := since(holder, at)) else ""
+        how = "kept for" if holder.is_kept else "held by"
+        facts = [f"{self.key} is {how} {holder}, {where}."]
         if permit := holder.permit(self.key):
             limit, number = permit
             most = f"{limit.most} starts in {limit.period:g} s"
@@ -160,16 +169,50 @@ class Question:
         whole = keys_of(holder.whole_key(self.key))
         if together := " and ".join(one for one in whole if one != self.key):
             facts.append(f"It was taken together with {together}: all are released.")
-        return facts
+        return " ".join(facts)
+
+    @property
+    def facts(self) -> list[str]:
+        """The other permits of the key, and when the lock ends without a release."""
+        facts, left = [], self.found.ttl_left
+        if others := self.other_permits:
+            named = ", ".join(others[:_MOST_NAMED])
+            more = len(others) - _MOST_NAMED
+            named += f" and {more:,} more" if more > 0 else ""
+            facts += [
+                f"Other permits of {self.key} are in use, and stay: {named}.",
+                f"To release one, name it: `celery redlock release '{others[0]}'`.",
+            ]
+        if not self.values:
+            return facts
+        if self.found.is_held is None:
+            facts.append("It cannot be told whether the lock is held on a majority.")
+        elif not self.found.is_held:
+            facts.append("A lock on a minority of the nodes is not held.")
+        if math.isinf(left):
+            return [*facts, "It never expires: it has no ttl."]
+        in_time = f" in {duration(left)}" if left else ""
+        ends = f"It ends by itself{in_time}"
+        if not self.is_kept:
+            this = f": this one{in_time}, unless it is renewed" if left else ""
+            ends = f"The lock of a dead holder expires by itself{this}"
+        return [*facts, f"{ends}. Wait instead, if you can."]
 
     def digests(self) -> list[str]:
         """Return the digests of the values, for a form."""
         return list(map(_digest, self.values))
 
     def confirmed(self, shown: Iterable[str]) -> list[str]:
-        """Return the values whose digests an operator was shown."""
+        """Return the values whose digests an operator was shown.
+
+        Raises:
+            RedlockError: The lock has none of them any more.
+        """
         known = {*shown}
-        return [value for value in self.values if _digest(value) in known]
+        values = [value for value in self.values if _digest(value) in known]
+        if not values:
+            raise RedlockError(_GONE.format(key=self.key))
+        return values
 
     @property
     def holders(self) -> list[Holder]:
@@ -202,7 +245,7 @@ def holder_in(value: str) -> Holder | None:
 
 def holders_text(values: Iterable[str]) -> str:
     """Return the holders in these values, for display."""
-    return ", ".join(str(holder_in(value) or "?") for value in values)
+    return ", ".join(str(holder_in(value) or "another program") for value in values)
 
 
 def ask(redlock: Redlock, key: str) -> Question:
@@ -210,6 +253,23 @@ def ask(redlock: Redlock, key: str) -> Question:
     found = lock_status(redlock, key)
     values = _values_on(found.seen.ballot)
     return Question(key, found, values, other_permits(redlock, key))
+
+
+def ask_for_page(redlock: Redlock, key: str) -> Question:
+    """Ask the nodes who holds a lock that a reader of a page has named.
+
+    Raises:
+        RedlockError: There is nothing to release.
+    """
+    if not key or "\n" in key:
+        raise RedlockError("No lock is named: nothing was released.")
+    asked = ask(redlock, key)
+    if not asked.values:
+        fact = f"No node that answered has a lock for {key}."
+        if asked.found.is_held is None:
+            fact += " It cannot be told whether it is held: too few nodes can tell."
+        raise RedlockError(fact)
+    return asked
 
 
 def _digest(value: str) -> str:
@@ -227,14 +287,14 @@ class Released:
         holders: The holders, for display.
         nodes: Whether it was deleted on each node.
         quorum: How many nodes are a majority.
-        reason: The reason that the operator gave, or "".
+        operator: The operator.
     """
 
     key: str
     holders: str
     nodes: PerNode[bool]
     quorum: int
-    reason: str
+    operator: Operator
 
     @property
     def number(self) -> int:
@@ -247,14 +307,10 @@ class Released:
         return len(self.nodes.unseen) >= self.quorum
 
     @property
-    def where(self) -> str:
-        """The nodes on which it was deleted: ``"on 2 of 3 nodes"``."""
-        return on_nodes(self.number, len(self.nodes.results) + len(self.nodes.unseen))
-
-    @property
     def fact(self) -> str:
         """The release, for a log: reads on after "Released", without a space."""
-        why = f" Reason: {self.reason}" if self.reason else ""
+        reason = self.operator.reason
+        why = f" Reason: {reason}" if reason else ""
         return f"{self._where}.{why}"
 
     @property
@@ -264,23 +320,24 @@ class Released:
         The levels are those of Django: ``success``, ``warning``, ``error``.
         """
         if self.may_be_held:
-            few = f"The lock {self.key} may still be held: too few nodes were reached."
-            first = ("error", few)
+            fact = f"The lock {self.key} may still be held: too few nodes were reached."
+            told = [("error", f"{fact} Release it again when they answer.")]
         elif self.number:
-            first = ("success", f"Released {self.key}{self._where}.")
+            told = [("success", f"Released {self.key}{self._where}.")]
+        elif self.operator.killed:
+            told = [("success", "Its lock was released when it ended.")]
         else:
-            first = ("warning", f"{self.key} had expired: nothing was released.")
+            told = [("warning", _GONE.format(key=self.key))]
         kept = "It keeps the lock until its ttl has ended."
-        others = [
-            ("warning", f"Node {label} {why}. {kept}")
-            for label, why in self.nodes.unseen.items()
-        ]
-        return [first, *others]
+        for label, why in self.nodes.unseen.items():
+            told.append(("warning", f"Node {label} {why}. {kept}"))
+        return told
 
     @property
     def _where(self) -> str:
-        is_one = len(self.nodes.results) + len(self.nodes.unseen) == 1
-        return f"{'' if is_one else f' {self.where}'}, held by {self.holders}"
+        nodes = len(self.nodes.results) + len(self.nodes.unseen)
+        where = "" if nodes == 1 else f" {on_nodes(self.number, nodes)}"
+        return f"{where}, held by {self.holders}"
 
 
 def release(
@@ -323,7 +380,7 @@ def release(
 
     timeout = redlock.timing.connect_timeout
     nodes = each_node(redlock.addresses, visit, timeout=timeout)
-    return Released(key, holders_text(values), nodes, redlock.quorum, operator.reason)
+    return Released(key, holders_text(values), nodes, redlock.quorum, operator)
 
 
 def _proof(client: NodeClient, name: str, value: str) -> bytes:

@@ -13,6 +13,8 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.operations.inspect import NodeState, NodeStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery_redlock.locks.lease import Holder
     from celery_redlock.locks.limits import Limit
     from celery_redlock.operations.scan import Scan
@@ -94,6 +96,12 @@ def age_of(holder: Holder) -> float | None:
     if not holder.started:
         return None
     return max(0.0, SYSTEM_CLOCK.wall() - holder.started)
+
+
+def since(holder: Holder, at: Callable[[float], str] = instant) -> str:
+    """Return when a holder started, or ``""`` if that is not known."""
+    age = age_of(holder)
+    return "" if age is None else f"{at(holder.started)} ({duration(age)} ago)"
 
 
 def permit_text(permit: tuple[Limit, int] | None) -> str:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.text import on_nodes
 from celery_redlock.operations.inspect import NodeState
-from celery_redlock.operations.release import Question, holder_in
 from celery_redlock.operations.words import (
     UNREADABLE,
     age_of,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from celery_redlock.locks.forced_release import ForcedRelease
     from celery_redlock.locks.lease import Holder
     from celery_redlock.operations.inspect import NodeStatus
+    from celery_redlock.operations.release import Question
     from celery_redlock.operations.scan import Scan, SeenHolder
 
 MOST_SEARCHED = 200
@@ -339,41 +339,14 @@ def _lines(text: str) -> list[Any]:
 
 def question(asked: Question, style: PageStyle) -> Html:
     """Return the lock, its holders, and the risk of a release."""
-    key, permits = asked.key, ", ".join(asked.other_permits)
-    others = f"Other permits of {key} are in use, and stay: {permits}."
-    left = asked.found.ttl_left
+    *facts, end = asked.facts
     return join(
-        tag("p", "This takes the lock ", tag("strong", key), " away from"),
-        tag("ul", *(_holder_item(asked, value, style) for value in asked.values)),
-        tag("p", others) if asked.other_permits else None,
+        tag("p", "This takes the lock ", tag("strong", asked.key), " from its holder."),
+        tag("ul", *(tag("li", line) for line in asked.holder_lines(style.at))),
+        *(tag("p", fact) for fact in facts),
         tag("p", " ".join(asked.risk), class_="errornote"),
-        tag("p", _waiting(asked, left), " The release is recorded on the nodes."),
+        tag("p", f"{end} The release is recorded on the nodes."),
     )
-
-
-def _waiting(asked: Question, left: float) -> str:
-    if math.isinf(left):
-        return "This lock has no ttl, so it never expires."
-    in_time = f" in {duration(left)}" if left else ""
-    if asked.is_kept:
-        return f"It ends by itself{in_time}. Wait instead, if you can."
-    this = f": this one{in_time}, unless it is renewed" if left else ""
-    fact = f"The lock of a dead holder expires by itself{this}."
-    return f"{fact} Wait instead, if you can."
-
-
-def _holder_item(asked: Question, value: str, style: PageStyle) -> Html:
-    holder, age = holder_in(value), None
-    if holder is None:
-        who = [tag("strong", "another program")]
-    else:
-        age = age_of(holder)
-        who = [tag("strong", str(holder))]
-    if holder and age is not None:
-        who.append(join(f", since {style.at(holder.started)} ({duration(age)} ago)"))
-    where = f", {on_nodes(len(asked.values[value]), len(asked.found.nodes))}"
-    facts = asked.facts(value)
-    return tag("li", *who, where, ". " if facts else "", " ".join(facts))
 
 
 # -- tables ------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from celery_redlock.operations.inspect import (
     other_settings,
     votes_of,
 )
-from celery_redlock.operations.release import Operator, Question, ask, release
+from celery_redlock.operations.release import Operator, ask_for_page, release
 from celery_redlock.operations.scan import Scan, scan
 from celery_redlock.operations.words import instant, plural, votes_text
 from celery_redlock.records.forced_releases import forced_releases
@@ -413,9 +413,10 @@ class LockPage:
         typed: Mapping[str, str] | None = None,
     ) -> _Response:
         """Ask before a release: show the holders, the risk, and a form."""
-        asked = self._question(key)
-        if isinstance(asked, str):
-            return self._refuse(request, asked, HTTPStatus.NOT_FOUND)
+        try:
+            asked = ask_for_page(self._redlock(), key)
+        except RedlockError as error:
+            return self._refuse(request, str(error), HTTPStatus.NOT_FOUND)
         typed = typed or {}
         user = _user_of(request)
         hidden = [("key", key)]
@@ -473,13 +474,14 @@ class LockPage:
             missing = "Say who you are, and why the lock is released."
             typed = {"who": who, "reason": reason}
             return self._ask(request, key, missing=missing, typed=typed)
-        asked = self._question(key)
-        if isinstance(asked, str):
-            return self._refuse(request, asked, HTTPStatus.NOT_FOUND)
-        values = asked.confirmed(form.get("shown", []))
-        if not values:
-            fact = f"{key} expired or has another holder: nothing was released."
-            return self._refuse(request, fact, HTTPStatus.CONFLICT)
+        try:
+            asked = ask_for_page(self._redlock(), key)
+        except RedlockError as error:
+            return self._refuse(request, str(error), HTTPStatus.NOT_FOUND)
+        try:
+            values = asked.confirmed(form.get("shown", []))
+        except RedlockError as error:
+            return self._refuse(request, str(error), HTTPStatus.CONFLICT)
         host = str(request.environ.get("REMOTE_ADDR", ""))
         operator = Operator(who, _TOOL, reason, host=host)
         done = release(self._redlock(), key, values, operator)
@@ -512,16 +514,6 @@ class LockPage:
             return self._refuse(request, "The token is wrong: nothing was released.")
         self._guesses.give_back(where)
         return None
-
-    def _question(self, key: str) -> Question | str:
-        """Return what is asked about a lock, or why nothing is."""
-        if not key or "\n" in key:
-            return "No lock is named: nothing was released."
-        try:
-            asked = ask(self._redlock(), key)
-        except RedlockError as error:
-            return str(error)
-        return asked.refusal or asked
 
     # -- parts of pages --------------------------------------------------------------
 

@@ -35,7 +35,7 @@ def check(project: Project, value: bytes) -> None:
     assert "invoice:1" in project.redlock("ls").out
     released = project.redlock("release", "odd", "--yes")
     assert (released.code, released.err) == (0, ""), released
-    assert "Released on the node." in released.out
+    assert "Released odd, held by " in released.out
     assert node.command("EXISTS", NAME) == 0
     shown = project.redlock("show", "odd")
     assert shown.code == 1

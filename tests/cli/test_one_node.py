@@ -52,7 +52,7 @@ def test_commands_speak_of_the_node(start_project: Callable[..., Project]) -> No
     assert [text for text in texts if PLURAL.search(text)] == []
     assert "2 locks held, as seen on the node." in texts[1]
     assert "The same call 'invoice:42' runs as proj.send_invoice" in texts[3]
-    assert "Released on the node." in texts[8]
+    assert "Released invoice:42, held by proj." in texts[8]
 
 
 def test_reconfigure_speaks_of_the_node(

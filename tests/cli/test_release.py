@@ -49,7 +49,7 @@ def test_release_asks_and_releases_after_a_yes(project: Project) -> None:
     assert "held by proj.send_invoice[id-of-k] on worker-1 (pid 4711)" in run.out
     assert "two may run" in run.out
     assert "Release this lock?" in run.err
-    assert "Released on 3 of 3 nodes." in run.out
+    assert "Released k on 3 of 3 nodes, held by proj.send" in run.out
     assert not locks(project.nodes, "k")
 
 
@@ -215,7 +215,7 @@ def test_release_leaves_a_successor_alone(project: Project) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("k", ("Released on 2 of 3 nodes.", "until its ttl has ended")),
+        ("k", ("Released k on 2 of 3 nodes,", "until its ttl has ended")),
         ("--claims", ("Released 1 claim.", "2/3")),
     ],
 )
@@ -242,7 +242,7 @@ def test_release_deletes_a_lock_on_a_minority(project: Project) -> None:
     assert (
         "held by proj.other[other-id] on worker-9 (pid 99), on 1 of 3 nodes" in run.out
     )
-    assert "Released on 1 of 3 nodes." in run.out
+    assert "Released k on 1 of 3 nodes," in run.out
     assert not locks(project.nodes, "k")
 
 

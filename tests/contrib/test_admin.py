@@ -507,7 +507,7 @@ def test_lock_without_a_ttl_is_not_said_to_expire(site: Site) -> None:
 
     page = text_of(site.log_in(MAY).get(RELEASE, {"key": "k"}))
 
-    assert "This lock has no ttl, so it never expires." in page
+    assert "It never expires: it has no ttl." in page
     assert "Wait instead" not in page
 
 

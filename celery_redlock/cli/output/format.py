@@ -19,7 +19,6 @@ from celery_redlock.operations.words import (
     UNREADABLE,
     age_of,
     duration,
-    instant,
     permit_text,
     plural,
     state_words,
@@ -276,14 +275,6 @@ def holder_document(holder: Holder) -> dict[str, Any]:
 def finite(seconds: float) -> float | None:
     """Return seconds for JSON, which has no infinity: None means for ever."""
     return None if math.isinf(seconds) else seconds
-
-
-def since(holder: Holder) -> str:
-    """Return when a holder started, or ``""`` if that is not known."""
-    age = age_of(holder)
-    if age is None:
-        return ""
-    return f"{instant(holder.started)} ({duration(age)} ago)"
 
 
 def state_cell(node: NodeStatus) -> MoodText:

@@ -33,7 +33,12 @@ from celery_redlock.contrib.django.models import CallRecord, HeldLock, OutboxMes
 from celery_redlock.contrib.django.project import celery_app
 from celery_redlock.errors import RedlockError
 from celery_redlock.operations.inspect import other_settings
-from celery_redlock.operations.release import Operator, ask, holders_text, release
+from celery_redlock.operations.release import (
+    Operator,
+    ask_for_page,
+    holders_text,
+    release,
+)
 from celery_redlock.operations.scan import scan
 from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.web import parts
@@ -126,23 +131,15 @@ class HeldLockAdmin(admin.ModelAdmin):
         if not request.user.has_perm(_RELEASE):
             raise PermissionDenied
         key = request.POST.get("key") or request.GET.get("key", "")
-        refusal = "No lock is named: nothing was released."
         try:
             redlock = runtime_of(celery_app()).redlock
-            asked = ask(redlock, key) if key and "\n" not in key else None
-        except RedlockError as error:
-            messages.error(request, str(error))
-            return redirect(_LIST)
-        if asked:
-            refusal = asked.refusal
-        if asked and request.method == "POST" and not refusal:
-            values = asked.confirmed(request.POST.getlist("shown"))
-            refusal = f"{key} expired or has another holder: nothing was released."
-            if values:
+            asked = ask_for_page(redlock, key)
+            if request.method == "POST":
+                values = asked.confirmed(request.POST.getlist("shown"))
                 self._release(request, key, values)
                 return redirect(_LIST)
-        if refusal or not asked:
-            messages.warning(request, refusal)
+        except RedlockError as error:
+            messages.warning(request, str(error))
             return redirect(_LIST)
         style = PageStyle(at=_local)
         context: dict[str, Any] = {
