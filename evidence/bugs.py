@@ -464,7 +464,7 @@ BUGS = (
         found_by=Finder.UNKNOWN,
         fixed_in="156ecec",
         way=Guard(
-            "tests/nodes/test_renewal.py::test_busy_threads_do_not_starve_renewals"
+            "tests/nodes/test_many_threads.py::test_threads_without_pause_cost_no_lease"
         ),
         note="The simulator passes a lock between threads in order.",
     ),

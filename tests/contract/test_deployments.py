@@ -183,6 +183,8 @@ def test_lock_is_taken_renewed_and_released(
     assert (caught.value.holder.task_id, caught.value.holder.pid) == ("id", 5)
     assert 29.0 < (caught.value.retry_after or 0.0) <= 30.0
     assert rival.inspect("k").votes == 3
+    with pytest.raises(LockHeld):  # the same execution: its base is no permission
+        redlock.acquire("k", base=lease.token.partition(".")[0])
     assert redlock.extend(lease)
     lease.ensure(network=True)
 

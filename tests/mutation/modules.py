@@ -54,7 +54,7 @@ MODULES = {
         _unit("restart_guard", "guard_decisions", "deployment", "view"),
         (
             *_SIMULATION,
-            *_on_nodes("restart_guard", "quarantine", "recovery", "reconfiguration"),
+            *_on_nodes("restart_guard", "recovery", "reconfiguration"),
             *_on_nodes("differing_clients", "misfits"),
         ),
     ),
@@ -74,7 +74,7 @@ MODULES = {
         ),
         (
             *_SIMULATION,
-            *_on_nodes("init", "operations", "permits", "several_keys", "wait"),
+            *_on_nodes("init", "texts_of_keys", "permits", "several_keys", "wait"),
             *_on_nodes("event_loop", "recovery"),
             "tests/stores/test_ensure.py",
         ),

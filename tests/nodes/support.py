@@ -19,7 +19,6 @@ import redis
 from celery_redlock.devnodes import DevNode, DevNodes
 from celery_redlock.errors import QuorumUnreachable
 from celery_redlock.locks.redlock import Redlock
-from celery_redlock.scripts.keys import STRIPES, stripe_of
 from celery_redlock.wire.quorum import VoteKind
 from tests.harness.tcp import Proxy, proxies
 from tests.harness.waiting import until
@@ -54,7 +53,6 @@ __all__ = [
     "run_python",
     "run_threads",
     "scripts_run",
-    "set_counters",
     "until",
     "until_all_vote",
     "until_nothing_is_left",
@@ -190,13 +188,6 @@ def counters(node: DevNode) -> dict[str, int]:
     """Return the fence counters of a node."""
     found = node.command("HGETALL", "redlock:meta").items()
     return {f: int(n) for f, n in found if f == "floor" or f.isdigit()}
-
-
-def set_counters(nodes: Sequence[DevNode], key: str, *numbers: int) -> None:
-    """Set the fence counter of the key's stripe on each node, without a floor."""
-    for node, number in zip(nodes, numbers, strict=True):
-        node.command("HDEL", "redlock:meta", "floor", *range(STRIPES))
-        node.command("HSET", "redlock:meta", stripe_of(key), number)
 
 
 def scripts_run(nodes: DevNodes | Sequence[DevNode]) -> int:

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.errors import LockHeld, LockUnavailable, QuorumUnreachable
+from celery_redlock.errors import LockHeld, LockUnavailable
 from celery_redlock.locking import lock
-from celery_redlock.scripts.keys import stripe_of
 from celery_redlock.wire.quorum import VoteKind
 from tests.nodes.support import (
     SHORT,
     client,
-    counters,
     delete_lock,
     held,
     kinds,
@@ -142,18 +140,6 @@ def test_quarantine_survives_a_clock_that_jumps_ahead(
             assert kinds(other.check().ballot)[0] is VoteKind.UNSYNCED
 
 
-def test_quarantine_does_not_survive_clocks_that_all_jump_ahead(
-    clocks: Clocks, redlock: Redlock
-) -> None:
-    """Where the clocks of all nodes step, so do those of the ones that confirm."""
-    flush(redlock, clocks.nodes.nodes[0])
-
-    for index in range(3):
-        clocks.step(index, HOUR)
-
-    until_all_vote(redlock)
-
-
 def flush(redlock: Redlock, first: DevNode) -> None:
     """Delete all keys of the first node, and wait until it is in quarantine."""
     first.command("FLUSHALL")
@@ -213,90 +199,3 @@ def test_lock_survives_clocks_that_jump_back(
     assert redlock.release(lease) >= 2  # its holder can still release it
     rival.release(rival.acquire(key, wait=5))
     until_nothing_is_left(clocks.nodes)
-
-
-def test_one_clock_that_jumps_back_blocks_no_lock(
-    clocks: Clocks, redlock: Redlock, rival: Redlock, key: str
-) -> None:
-    """While one node keeps a dead holder's lock for longer, the others outvote it."""
-    lease = held(redlock, clocks.nodes, key, ttl=5)
-    clocks.step(0, -HOUR)
-
-    successor = rival.acquire(key, wait=20)
-
-    assert not lease.is_valid()
-    assert successor.fence > lease.fence
-    most = redlock.timing.max_ttl * 1000
-    until(lambda: remaining(clocks.nodes.nodes[0], key) <= most)
-    rival.release(successor)
-
-
-def test_lock_of_a_dead_holder_ends_after_clocks_that_jump_back(
-    start_clocks: Callable[..., Clocks], key: str
-) -> None:
-    """The next request for it waits for one max_ttl at most, and not for an hour."""
-    clocks = start_clocks(3, max_ttl=0.5)
-    with client(clocks.nodes, **SHORT) as redlock, client(clocks.nodes, **SHORT) as one:
-        lease = held(redlock, clocks.nodes, key)
-        for index in range(3):
-            clocks.step(index, -HOUR)
-
-        successor = one.acquire(key, wait=20)
-
-        assert not lease.is_valid()
-        assert successor.fence > lease.fence
-        one.release(successor)
-
-
-def test_renewal_sets_a_lock_right_that_was_kept_too_long(
-    clocks: Clocks, redlock: Redlock, key: str
-) -> None:
-    """The next renewal gives the lock its ttl again, by the stepped clock."""
-    node = clocks.nodes.nodes[1]
-    lease = held(redlock, clocks.nodes, key, ttl=20)
-    clocks.step(1, -HOUR)
-
-    until(lambda: redlock.extend(lease) and remaining(node, key) <= 20_000)
-    redlock.release(lease)
-
-
-def test_wait_of_a_node_begins_anew_on_a_clock_that_jumps_back(
-    clocks: Clocks, redlock: Redlock, key: str
-) -> None:
-    """It is never longer than a wait can be, and the others go on without it."""
-    first, second, _ = clocks.nodes.nodes
-    flush(redlock, first)
-    clocks.step(0, -HOUR)
-    redlock.release(redlock.acquire(key))
-    second.kill()
-    redlock.check()  # by now it knows that the connection is gone
-
-    def says_how_long() -> float:
-        with pytest.raises(QuorumUnreachable) as refused:
-            redlock.acquire(key)
-        return refused.value.retry_after or 0
-
-    assert until(says_how_long) <= redlock.guard.quarantine_ms / 1000
-
-
-# -- Fences ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("step", [HOUR, -HOUR, 365 * 24 * HOUR])
-def test_fences_do_not_follow_a_clock_that_steps(
-    clocks: Clocks, redlock: Redlock, key: str, step: int
-) -> None:
-    """Fences grow before, during and after a step, by little, on one node or on all."""
-    fences = []
-    steps = [(index, distance) for distance in (step, 0) for index in range(3)]
-
-    for index, distance in [(0, 0), *steps, (0, 0)]:
-        clocks.step(index, distance)
-        lease = redlock.acquire(key, wait=5)
-        fences.append(lease.fence)
-        redlock.release(lease)
-
-    assert fences == sorted(set(fences))
-    assert fences[-1] - fences[0] < 600 * 1_000_000  # ten minutes of µs
-    for node in clocks.nodes.nodes:
-        assert counters(node).get(str(stripe_of(key)), 0) <= fences[-1]

@@ -11,7 +11,6 @@ import pytest
 
 from celery_redlock.devnodes import DevNodes, ServerOptions
 from celery_redlock.errors import LockHeld, QuorumUnreachable, RedlockError
-from celery_redlock.locking import lock
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.scripts import INSPECT
 from tests.nodes.support import (
@@ -91,24 +90,6 @@ print(sorted(set(sys.modules) - before))
     assert run_python(program, *shared_nodes.urls) == ["[]"]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_idle_connections_that_were_closed_cost_no_acquire(
-    three_nodes: DevNodes, key: str, count: int
-) -> None:
-    """An idle service notices connections that servers closed before it uses them."""
-    with client(three_nodes) as redlock:
-        for number in range(2):
-            until_all_vote(redlock)
-            idle_since = redlock.clock.monotonic()
-            for node in three_nodes.nodes[:count]:
-                node.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            until(lambda: redlock.clock.monotonic() - idle_since > 0.6)  # noqa: B023
-
-            lease = redlock.acquire(f"{key}:{number}")  # and not wait=...
-
-            assert redlock.release(lease)
-
-
 def test_servers_time_limit_for_idle_clients_costs_no_acquire(
     start_nodes: StartNodes, key: str
 ) -> None:
@@ -140,30 +121,6 @@ def test_connection_that_is_made_after_close_is_closed(node: DevNode) -> None:
 
     until(lambda: made() > before, what="the connection to be made")
     until(lambda: open_connections(node) == 0, what="it to be closed again")
-
-
-def test_closed_service_opens_again(shared_nodes: DevNodes, key: str) -> None:
-    """After `close`, even twice, the next use connects again; held locks stay held."""
-    with client(shared_nodes) as redlock:
-        lease = redlock.acquire(key)
-        redlock.close()
-        redlock.close()
-
-        until(lambda: redlock.extend(lease))
-
-        redlock.close()
-        redlock.release(lease)
-        until_released(redlock, shared_nodes, key)
-
-
-def test_closed_service_locks_again_without_a_pause(
-    shared_nodes: DevNodes, key: str
-) -> None:
-    """The pause between two connections is for servers that fail, not after `close`."""
-    with client(shared_nodes) as redlock:
-        for number in range(3):
-            redlock.release(redlock.acquire(f"{key}:{number}"))
-            redlock.close()
 
 
 def test_no_error_of_redis_py_gets_out(three_nodes: DevNodes) -> None:
@@ -227,36 +184,6 @@ def test_replies_that_are_lost_leave_no_lock(
 
         until_all_vote(redlock)
         until_nothing_is_left(three_nodes)
-
-
-def test_release_that_was_lost_is_told_again(three_nodes: DevNodes, key: str) -> None:
-    """A node that was cut off at the release gets it when it is reachable again."""
-    with proxied(three_nodes) as (lines, redlock):
-        with lock(redlock, key, ttl=60) as lease:
-            until(lambda: None not in values(three_nodes, key))
-            lines[0].cut()
-            assert lease.is_valid()
-        assert values(three_nodes, key)[0]
-        until(lambda: values(three_nodes, key)[1:] == [None, None])
-
-        lines[0].mend()
-
-        until_nothing_is_left(three_nodes, key, seconds=20)
-
-
-def test_release_by_a_node_that_kept_its_disk(three_nodes: DevNodes, key: str) -> None:
-    """A node that died with the lock in its snapshot gets the release when it is up."""
-    first = three_nodes.nodes[0]
-    with client(three_nodes) as redlock:
-        until_all_vote(redlock)
-        lease = held(redlock, three_nodes, key)
-        first.command("SAVE")
-        first.kill()
-        redlock.release(lease)
-        first.restart(keep_memory=True)
-        assert values(three_nodes, key)[0]
-
-        until_released(redlock, three_nodes, key)
 
 
 def test_acquire_overtaken_by_its_release_leaves_nothing(

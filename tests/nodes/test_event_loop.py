@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.errors import LockHeld, LockLost
-from celery_redlock.locking import alock, current_lease, lock, watchdog_of
+from celery_redlock.errors import LockLost
+from celery_redlock.locking import alock, lock, watchdog_of
 from tests.harness.threads import threads_started_here
 from tests.nodes.support import client, locks, until
 
@@ -64,26 +64,6 @@ def test_coroutines_take_turns(redlock: Redlock, key: str) -> None:
     in_loop(all_of_them())
 
     assert amount == 30
-
-
-def test_lock_of_a_coroutine_is_entered_again_by_itself_only(
-    redlock: Redlock, key: str
-) -> None:
-    """The same task holds it already; a task that it starts is refused."""
-
-    async def take() -> None:
-        async with alock(redlock, key):
-            pass
-
-    async def work() -> None:
-        async with alock(redlock, key) as outer, alock(redlock, key) as inner:
-            assert inner is outer
-            assert current_lease() is outer
-            with pytest.raises(LockHeld):
-                await asyncio.create_task(take())
-        assert current_lease() is None
-
-    in_loop(work())
 
 
 def test_coroutines_that_wait_take_no_thread_each(redlock: Redlock, key: str) -> None:

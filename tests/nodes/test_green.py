@@ -139,26 +139,6 @@ assert current_lease() is None
     assert run(program) == ["True True True"]
 
 
-def test_greenlet_does_not_inherit_a_lock(run: Run) -> None:
-    """A greenlet that the holder starts is another execution, and is refused."""
-    program = """
-redlock = Redlock(urls, node_timeout=1.0)
-
-def take():
-    assert current_lease() is None
-    try:
-        with lock(redlock, key):
-            return "ran"
-    except LockHeld:
-        return "refused"
-
-with lock(redlock, key):
-    with lock(redlock, key):
-        print(join(spawn(take)))
-"""
-    assert run(program) == ["refused"]
-
-
 def test_loss_is_reported_in_a_greenlet(run: Run) -> None:
     """When a majority of the nodes dies, the loss is reported while the body waits."""
     program = """

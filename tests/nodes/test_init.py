@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.every_server
-def test_init_lets_a_new_deployment_vote(start_nodes: Callable[..., DevNodes]) -> None:
-    """After init no client waits for the restart guard; a second init is harmless."""
-    nodes = start_nodes(3, initialize=False)
-    with client(nodes) as redlock:
-        redlock.initialize()
-        redlock.initialize()
-
-        redlock.release(redlock.acquire("k"))
-
-
-@pytest.mark.every_server
 def test_init_refuses_where_locks_live(start_nodes: Callable[..., DevNodes]) -> None:
     """A deployment with a live lock is not new: nothing is changed."""
     nodes = start_nodes(3)
@@ -72,22 +61,6 @@ def test_init_refuses_the_wait_that_clients_with_older_locks_have_begun(
         assert lease.is_valid()
 
 
-@pytest.mark.every_server
-def test_init_refuses_where_a_node_is_down(
-    start_nodes: Callable[..., DevNodes],
-) -> None:
-    """A node that cannot be inspected may hold locks, so nothing is changed."""
-    nodes = start_nodes(3, initialize=False)
-    nodes.nodes[2].kill()
-    with client(nodes) as redlock:
-        with pytest.raises(RedlockError, match=r"refused the connection.*nothing was"):
-            redlock.initialize()
-
-        assert not any(node.command("KEYS", "*") for node in nodes.nodes[:2])
-        with pytest.raises(QuorumUnreachable):
-            redlock.acquire("k")
-
-
 def test_init_that_was_interrupted_is_run_again(
     start_nodes: Callable[..., DevNodes],
 ) -> None:
@@ -125,20 +98,6 @@ def test_init_ends_the_wait_that_a_worker_begins_meanwhile(
 
         assert founded
         worker.release(worker.acquire(key))
-        redlock.release(redlock.acquire(key))
-
-
-def test_new_deployment_waits_or_is_initialized(
-    start_nodes: Callable[..., DevNodes], key: str
-) -> None:
-    """New nodes wait like nodes that lost their memory, unless they are initialized."""
-    nodes = start_nodes(3, initialize=False)
-    with client(nodes) as redlock:
-        with pytest.raises(QuorumUnreachable, match="redlock init` ends the wait"):
-            redlock.acquire(key)
-
-        redlock.initialize()
-
         redlock.release(redlock.acquire(key))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -34,22 +34,8 @@ if TYPE_CHECKING:
     from celery_redlock.locks.lease import Lease
     from celery_redlock.locks.redlock import Redlock
 
-WAYS = pytest.mark.parametrize("way", ["dead", "hung"])
-# Of five nodes, one subset of each size; of fewer, a majority and none.
-IN_MAKE_TEST = {
-    *("-----", "--x--", "x-x--", "-xx-x", "xxxxx"),
-    *("-", "x", "-x", "-x-", "x-x", "---x", "-xx-"),
-}
-
-
-def subsets(*counts: int) -> list[Any]:
-    """Return all subsets of so many nodes; most are long."""
-    found = [
-        "".join(flags)
-        for count in counts
-        for flags in itertools.product("-x", repeat=count)
-    ]
-    return with_long(found, *(each for each in found if each not in IN_MAKE_TEST))
+SUBSETS = ["".join(flags) for flags in itertools.product("-x", repeat=5)]
+IN_MAKE_TEST = {"-----", "--x--", "x-x--", "-xx-x", "xxxxx"}  # one of each size
 
 
 # -- Every subset ------------------------------------------------------------------
@@ -107,8 +93,7 @@ def try_it(redlock: Redlock, key: str, subset: str) -> None:
     with pytest.raises(QuorumUnreachable) as unreachable:
         redlock.acquire(key)
     error = unreachable.value
-    alone = "The node gave no vote"
-    assert (f"need {quorum}" if len(subset) > 1 else alone) in str(error)
+    assert f"need {quorum}" in str(error)
     assert "Nothing is held" in str(error)
     assert error.retry_after is None
     said = str(error).partition("Nothing")[0]
@@ -120,8 +105,8 @@ def try_it(redlock: Redlock, key: str, subset: str) -> None:
         assert (label in said) == (kind is VoteKind.SILENT)
 
 
-@WAYS
-@pytest.mark.parametrize("subset", subsets(5))
+@pytest.mark.parametrize("way", ["dead", "hung"])
+@pytest.mark.parametrize("subset", with_long(SUBSETS, *{*SUBSETS} - IN_MAKE_TEST))
 def test_every_subset_of_five(nodes: DevNodes, key: str, subset: str, way: str) -> None:
     """Old and new clients get a lock iff three of five answer; no node keeps it."""
     away = crossed_out(nodes.nodes, subset)
@@ -139,22 +124,6 @@ def test_every_subset_of_five(nodes: DevNodes, key: str, subset: str, way: str) 
             until_all_vote(redlock)
         try_it(old, key, "-----")
     until_nothing_is_left(nodes)
-
-
-@WAYS
-@pytest.mark.parametrize("subset", subsets(1, 2, 3, 4))
-def test_every_subset_of_fewer_nodes(
-    nodes: DevNodes, key: str, subset: str, way: str
-) -> None:
-    """One, two, three and four nodes: a majority decides, and two of four is none."""
-    some = nodes.nodes[: len(subset)]
-    urls = [node.url for node in some]
-    prefix = f"of-{len(subset)}"
-    with client(urls, prefix=prefix, restart_guard=False) as redlock:
-        redlock.release(redlock.acquire(key))
-        with failing(crossed_out(some, subset), way):
-            try_it(redlock, key, subset)
-        until_nothing_is_left(nodes, key)
 
 
 # -- Nodes that come and go --------------------------------------------------------
@@ -190,21 +159,6 @@ def test_lock_moves_over_as_nodes_die_and_come_back(
     until_nothing_is_left(nodes)
 
 
-def test_client_started_before_the_nodes(three_nodes: DevNodes, key: str) -> None:
-    """A client that found no node at all gets its lock as soon as the nodes are up."""
-    with client(three_nodes, restart_guard=False) as redlock:
-        with (
-            failing(three_nodes.nodes, "dead"),
-            pytest.raises(QuorumUnreachable, match="refused the connection"),
-        ):
-            redlock.acquire(key)
-
-        lease = redlock.acquire(key, wait=20)
-
-        assert redlock.release(lease)
-    until_nothing_is_left(three_nodes)
-
-
 def test_earlier_tries_do_not_block_later_ones(three_nodes: DevNodes, key: str) -> None:
     """A node that granted a failed try grants the next try as well.
 
@@ -227,40 +181,6 @@ def test_earlier_tries_do_not_block_later_ones(three_nodes: DevNodes, key: str) 
         assert [lease.votes for lease in leases] == [2]  # so both were needed
         redlock.release(leases[0])
         until_nothing_is_left(three_nodes)
-
-
-def test_dead_nodes_cost_no_time(five_nodes: DevNodes) -> None:
-    """A node that is not connected is a failed vote at once, not after a time-out."""
-    with client(five_nodes, node_timeout=5.0) as redlock:
-        redlock.release(redlock.acquire("k"))
-        for node in five_nodes.nodes[:3]:
-            node.kill()
-        with pytest.raises(QuorumUnreachable):
-            redlock.acquire("k")
-
-        for _ in range(10):
-            with pytest.raises(QuorumUnreachable) as refused:
-                redlock.acquire("k")
-
-            # A node that was waited for without success has no vote, not a failed one.
-            assert None not in refused.value.ballot.votes[:3]
-
-
-def test_hung_minority_is_waited_for_once(five_nodes: DevNodes) -> None:
-    """A node that was late still gets requests, but no client waits for it again."""
-    with client(five_nodes, node_timeout=1.0) as redlock:
-        redlock.release(redlock.acquire("k"))
-        with failing(five_nodes.nodes[:2]):
-            redlock.inspect("k")  # asks all nodes, so it runs into the time-out
-            # From here on, a call that waited for them would not end within the test.
-            object.__setattr__(redlock.timing, "node_timeout", 3600.0)
-
-            for _ in range(10):
-                redlock.inspect("k")
-                redlock.release(redlock.acquire("k"))
-
-            object.__setattr__(redlock.timing, "node_timeout", 1.0)
-        until(lambda: kinds(redlock.inspect("k").ballot) == [VoteKind.FREE] * 5)
 
 
 def test_call_ends_when_the_last_connection_has_failed(three_nodes: DevNodes) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import signal
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.locks.limits import wanted
 from tests.nodes.support import (
     children,
-    client,
     failing,
     until,
     until_nothing_is_left,
@@ -97,40 +94,3 @@ def test_processes_that_die_and_freeze_share_three_permits(
         assert at_once <= LIMIT
     assert len({(fence, name) for *_, fence, name in found}) == len(found)
     assert len({name for *_, name in found}) == LIMIT
-
-
-def test_each_release_of_a_permit_lets_one_waiter_in(
-    three_nodes: DevNodes, key: str
-) -> None:
-    """Three wait, and each leaves the queue with the permit that was released."""
-    text, limits = wanted(key, LIMIT)
-    with client(three_nodes) as redlock:
-        leases = [redlock.acquire(text, limits=limits) for _ in range(LIMIT)]
-        assert len({lease.key for lease in leases}) == LIMIT
-        with children(LIMIT, WAITER, text, *three_nodes.urls) as waiters:
-            for left, lease in enumerate(leases):
-                until(partial(in_queue, three_nodes, text, LIMIT - left))
-                redlock.release(lease)
-            permits = {child.read() for child in waiters}
-    assert permits == {lease.key for lease in leases}
-    until_nothing_is_left(three_nodes, key)
-
-
-# Prints the permit that it gets, and has it until its input ends.
-WAITER = """
-import sys
-from celery_redlock.locks.redlock import Redlock
-from celery_redlock.locking import lock
-key, *urls = sys.argv[1:]
-redlock = Redlock(urls, node_timeout=1.0)
-print("ready", flush=True)
-with lock(redlock, key, limit=3, wait=40) as lease:
-    print(lease.key, flush=True)
-    sys.stdin.read()
-"""
-
-
-def in_queue(nodes: DevNodes, key: str, number: int) -> bool:
-    """Tell whether so many clients wait for this key on each node."""
-    queue = f"redlock:line:{key}"
-    return all(node.command("ZCARD", queue) == number for node in nodes.nodes)

@@ -4,18 +4,18 @@ Most of these tests existed before the reports were read. Those that were writte
 report name it as their source.
 
 node-redlock, abort after its own retries instead of with the lease
-    nodes/test_renewal.py::test_stolen_lock_is_announced_as_lost
-    nodes/test_renewal.py::test_loss_is_reported_while_other_threads_wait_for_hung_nodes
+    unit/lock/test_watchdog.py::test_loss_is_announced_at_the_end_of_validity
+    unit/lock/test_watchdog.py::test_loss_is_announced_in_time_while_the_transport_is_busy
 redlock-ng, body runs without the lock, extension is not held against the clock
-    nodes/test_blocks.py::test_block_does_not_run_without_the_lock
-    nodes/test_renewal.py::test_confirmation_that_comes_too_late_is_a_loss
+    unit/locking/test_block.py::test_block_never_runs_without_the_lock
+    unit/lock/test_extension.py::test_extension_confirmed_too_late_does_not_count
 redlock-py, redlock-rb #129 #134, keys are left where one node is down
     nodes/test_outages.py::test_every_subset_of_five
 aioredlock, redlock-rb #36, RedLock.net, extension creates an ended lock anew
-    nodes/test_operations.py::test_expired_lease_is_never_resurrected
+    unit/lock/test_extension.py::test_extension_of_an_ended_lease_never_resurrects
     contract/test_lock_scripts.py::test_extend_never_creates
 redsync #186 #149, nodes that were away stay without the lock
-    nodes/test_renewal.py::test_renewal_claims_nodes_that_lost_it
+    unit/lock/test_extension.py::test_extension_restores_where_the_lock_is_missing
     nodes/test_outages.py::test_lock_moves_over_as_nodes_die_and_come_back
 redlock-py, redsync and others, one token for all tries
     unit/lock/test_refusals.py::test_split_votes_are_tried_five_times
@@ -24,20 +24,20 @@ Redisson #624, RedLock.net #93 #97, two holders
     nodes/test_exclusion.py::test_valid_leases_never_overlap_in_any_history
 Redisson #7272 #1966 #1626, renewal outlives the release
     nodes/test_renewal.py::test_renewal_never_brings_a_released_lock_back
-    nodes/test_renewal.py::test_released_block_stays_released
+    unit/locking/test_block.py::test_released_lock_is_not_restored
 Redisson #4822 #5256, a replica that was promoted knows no lock
     nodes/test_misfits.py::test_node_that_becomes_a_replica_loses_its_vote
 Redisson #3854, a holder is not notified of a loss
     nodes/test_renewal.py::test_holder_without_a_majority_is_notified
 ShedLock safeUpdate, Sidekiq unique jobs #779, lock of another is overwritten
-    nodes/test_operations.py::test_extend_does_not_take_the_lock_of_another
+    unit/lock/test_extension.py::test_extension_leaves_a_successor_alone
     unit/lock/test_redlock.py::test_release_after_the_end_never_touches_a_successor
     nodes/test_init.py::test_init_refuses_where_locks_live
 ShedLock KeepAlive, one exception ends all renewals
-    nodes/test_renewal.py::test_watchdog_survives_its_callbacks
-    nodes/test_renewal.py::test_watchdog_survives_an_error_of_the_system
+    unit/lock/test_watchdog.py::test_callbacks_that_raise_end_nothing
+    unit/lock/test_watchdog_thread.py::test_thread_survives_an_unexpected_error
 ShedLock #231 #2031, clocks of clients decide
-    nodes/test_fences.py::test_wrong_client_clock_neither_refuses_nor_drags
+    unit/lock/test_fence.py::test_hint_of_a_client_with_a_wrong_clock_is_ignored
 python-redis-lock #85 #91, renewal in a task of Celery, and under gevent
     worker/test_pools.py::test_pool_renews_the_lock_while_a_body_runs
     nodes/test_green.py::test_renewal_is_a_greenlet
@@ -45,14 +45,14 @@ python-redis-lock #73, a lock that never ends
     contract/test_lock_scripts.py::test_extend_gives_a_ttl_to_a_lock_without_one
 redis-py #4082, a hung node is asked again for a minute
     unit/lock/test_url.py::test_connection_of_redis_py_tries_once
-    nodes/test_outages.py::test_hung_minority_is_waited_for_once
+    unit/lock/test_refusals.py::test_node_that_was_late_is_not_waited_for_again
 redis-py, a repeated request is refused because of its own first run
     contract/test_lock_scripts.py::test_acquire_by_the_same_token_is_granted_again
 Inngest #2625, publisher and worker use different servers
     nodes/test_differing_clients.py::test_another_list_of_nodes_is_refused
 BullMQ #4311, an outage leaves keys
     nodes/test_connections.py::test_replies_that_are_lost_leave_no_lock
-    nodes/test_connections.py::test_release_that_was_lost_is_told_again
+    contract/test_deployments.py::test_release_reaches_a_node_that_was_away
     worker/test_redelivery.py::test_duplicate_waits_for_the_broker_to_be_republished
 activejob-uniqueness #23 #24, a split vote is taken for a duplicate
     unit/tasks/test_admission.py::test_split_votes_are_republished_and_never_skipped

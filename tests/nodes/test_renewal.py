@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import functools
-import logging
 import random
-import selectors
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.basics.timing import Timing
-from celery_redlock.errors import LockLost, LockUnavailable
+from celery_redlock.errors import LockLost
 from celery_redlock.locking import lock, watchdog_of
 from celery_redlock.locks.lease import LeaseState
 from celery_redlock.locks.watchdog import Watchdog
-from celery_redlock.wire.broadcast import Broadcast
-from celery_redlock.wire.node import Node
-from celery_redlock.wire.url import parse_nodes
-from tests.harness.tcp import proxies
 from tests.nodes.support import (
-    PATIENT,
     client,
     delete_lock,
     failing,
     held,
-    initialize_anew,
     meanwhile,
     proxied,
     until,
@@ -140,50 +127,6 @@ def test_watched_lease_outlives_its_ttl(shared_nodes: DevNodes, key: str) -> Non
     until_nothing_is_left(shared_nodes, key)
 
 
-def test_renewal_claims_nodes_that_lost_it(shared_nodes: DevNodes, key: str) -> None:
-    """Nodes without the lock get it with the next renewal."""
-    with client(shared_nodes) as redlock, lock(redlock, key, ttl=6):
-        until(lambda: None not in values(shared_nodes, key))
-        delete_lock(shared_nodes.nodes[:2], key)
-
-        until(lambda: None not in values(shared_nodes, key))
-
-
-def test_renewal_on_request_does_not_wait(shared_nodes: DevNodes, key: str) -> None:
-    """`renew_now` renews before a third of the ttl has passed, in the background."""
-    with watchdog(shared_nodes, ttl=60) as (redlock, dog):
-        lease = redlock.acquire(key)
-        before = lease.until
-        dog.record(lease)
-
-        dog.renew_now(lease)
-
-        until(lambda: dog.renewals)
-        assert lease.until > before
-        dog.release(lease)
-
-
-@pytest.mark.long
-def test_busy_threads_do_not_starve_renewals(three_nodes: DevNodes, key: str) -> None:
-    """Leases are renewed while other threads lock and unlock as fast as they can."""
-    with watchdog(three_nodes, ttl=6.0) as (redlock, dog):
-
-        def use(number: int) -> None:
-            redlock.release(redlock.acquire(f"{key}:busy:{number}", wait=5))
-
-        def renewals() -> int:
-            return min(dog.renewals.count(lease.key) for lease in leases)
-
-        leases = [redlock.acquire(f"{key}:{number}") for number in range(20)]
-        dog.record(*leases)
-        with meanwhile(*[functools.partial(use, number) for number in range(8)]):
-            until(lambda: dog.losses or renewals() >= 4, seconds=60)
-        assert dog.losses == []
-        assert all(lease.is_valid() for lease in leases)
-        dog.release(*leases)
-    until_nothing_is_left(three_nodes)
-
-
 def test_stuttering_minority_costs_no_lease(five_nodes: DevNodes, key: str) -> None:
     """No lease is lost while one node at a time hangs now and then."""
     with (
@@ -196,27 +139,6 @@ def test_stuttering_minority_costs_no_lease(five_nodes: DevNodes, key: str) -> N
         assert dog.losses == []
         dog.release(*leases)
     until_nothing_is_left(five_nodes)
-
-
-def test_lease_that_is_watched_late_is_not_overlooked(
-    three_nodes: DevNodes, key: str
-) -> None:
-    """A lease that is already due when it is watched is renewed or lost."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with watchdog(three_nodes, ttl=1.5) as (redlock, dog):
-            leases = [redlock.acquire(f"{key}:{number}") for number in range(150)]
-            end = leases[-1].until
-            until(lambda: redlock.clock.monotonic() > end - 0.8)
-            dog.start()
-            dog.record(*leases)
-            until(lambda: len(set(dog.renewals)) + len(dog.losses) >= len(leases))
-    finally:
-        sys.setswitchinterval(interval)
-    for lease in leases:
-        dog.forget(lease)
-    until_nothing_is_left(three_nodes)
 
 
 def test_failed_renewal_is_tried_again(three_nodes: DevNodes, key: str) -> None:
@@ -271,34 +193,6 @@ def test_renewal_never_brings_a_released_lock_back(
         until_nothing_is_left(three_nodes)
 
 
-def test_released_block_stays_released(three_nodes: DevNodes, key: str) -> None:
-    """A renewal that is under way at the end of a block does not restore the lock."""
-    with (
-        watchdog(three_nodes, ttl=60, node_timeout=0.02) as (redlock, dog),
-        stutter(three_nodes.nodes[:1], longest=0.03, seed=4),
-    ):
-        for number in range(100):
-            name = f"{key}:{number}"
-            with lock(redlock, name, watchdog=dog, wait=10) as lease:
-                dog.renew_now(lease)
-    until_nothing_is_left(three_nodes)
-
-
-def test_forgotten_lease_is_not_renewed(shared_nodes: DevNodes, key: str) -> None:
-    """A lease that is forgotten and not released expires, without a report."""
-    with watchdog(shared_nodes, **BRIEF) as (redlock, dog):
-        lease = redlock.acquire(key)
-        dog.record(lease, every=OFTEN)
-        until(lambda: dog.renewals)
-
-        assert dog.forget(lease)
-        assert not dog.forget(lease)
-
-        until_nothing_is_left(shared_nodes, key)
-        assert not lease.is_valid()
-        assert dog.losses == []
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_forget_and_loss_exclude_each_other(
     three_nodes: DevNodes, key: str, seed: int
@@ -321,71 +215,6 @@ def test_forget_and_loss_exclude_each_other(
 
 
 # -- A lost lease is reported ------------------------------------------------------
-
-
-@pytest.mark.every_server
-def test_stolen_lock_is_announced_as_lost(shared_nodes: DevNodes, key: str) -> None:
-    """A majority that names another holder ends the lease; its lock is left alone."""
-    with watchdog(shared_nodes, **BRIEF) as (redlock, dog):
-        lease = redlock.acquire(key)
-        thief = f"{'f' * 32}.{'0' * 16}\n1"
-        for node in shared_nodes.nodes[:3]:
-            node.command("SET", f"redlock:lock:{key}", thief, "PX", 20_000)
-        dog.record(lease)
-
-        until(lambda: dog.losses)
-
-        assert dog.renewals == []
-        assert dog.losses[0][1] >= lease.until
-        assert not dog.forget(lease)
-        redlock.release(lease)
-        until(lambda: values(shared_nodes, key) == [thief] * 3 + [None] * 2)
-        delete_lock(shared_nodes.nodes[:3], key)
-
-
-def test_end_without_renewal_is_announced(shared_nodes: DevNodes, key: str) -> None:
-    """With `renew=False` the watchdog renews nothing, and reports the end."""
-    with watchdog(shared_nodes, **BRIEF) as (redlock, dog):
-        lease = redlock.acquire(key)
-        end = lease.until
-        dog.record(lease, renew=False)
-        dog.renew_now(lease)
-
-        until(lambda: dog.losses)
-
-        assert dog.losses[0][1] >= end == lease.until
-        assert lease.state is LeaseState.LOST
-        assert dog.renewals == []
-
-
-def test_confirmation_that_comes_too_late_is_a_loss(
-    three_nodes: DevNodes, key: str
-) -> None:
-    """A renewal that a majority confirms after the end of validity keeps no lease."""
-    with (
-        proxies(three_nodes) as lines,
-        watchdog([line.url for line in lines], **BRIEF) as (redlock, dog),
-    ):
-        initialize_anew(redlock, three_nodes)
-        lease = redlock.acquire(key, wait=5)
-        for line in lines[:2]:
-            line.hold_replies()
-        dog.record(lease)
-        until(lambda: dog.losses)
-
-        for line in lines:
-            line.resume()  # the nodes had extended the lock in time
-
-        until_all_vote(redlock)
-        assert not lease.is_valid()
-        assert lease.state is LeaseState.LOST
-        assert dog.renewals == []
-        assert len(dog.losses) == 1
-        with pytest.raises(LockLost):
-            lease.ensure()
-        assert not redlock.extend(lease)
-        redlock.release(lease)
-        until_nothing_is_left(three_nodes)
 
 
 @pytest.mark.parametrize("way", ["dead", "hung"])
@@ -411,111 +240,3 @@ def test_holder_without_a_majority_is_notified(
         assert told[0] >= lease.until
         assert len(told) == 1
         until_nothing_is_left(five_nodes, key)
-
-
-@pytest.mark.long
-def test_loss_is_reported_while_other_threads_wait_for_hung_nodes(
-    five_nodes: DevNodes, key: str
-) -> None:
-    """The report of a loss does not wait for threads that ask hung nodes."""
-    node_timeout = 5.0
-    with watchdog(five_nodes, ttl=16.0, node_timeout=node_timeout) as (redlock, dog):
-        leases = [redlock.acquire(f"{key}:{number}") for number in range(5)]
-        dog.record(*leases)
-
-        def ask() -> None:
-            with contextlib.suppress(LockUnavailable):
-                redlock.acquire(f"{key}:other")
-
-        with failing(five_nodes.nodes[:3]), meanwhile(*[ask] * 6):
-            until(lambda: len(dog.losses) == len(leases), seconds=60)
-        for lease, told_at in dog.losses:
-            assert 0 <= told_at - lease.until < node_timeout
-
-
-# -- The thread of the watchdog ----------------------------------------------------
-
-
-def test_watchdog_stops_and_starts_twice(shared_nodes: DevNodes, key: str) -> None:
-    """A stopped watchdog renews nothing; after another start it goes on."""
-    with watchdog(shared_nodes, ttl=60) as (redlock, dog):
-        lease = redlock.acquire(key)
-        dog.start()
-        dog.start()
-        dog.record(lease)
-        dog.stop()
-        dog.stop()
-        dog.renew_now(lease)
-        assert dog.renewals == []
-
-        dog.start()
-
-        until(lambda: dog.renewals)
-        dog.release(lease)
-
-
-def test_watchdog_survives_its_callbacks(
-    shared_nodes: DevNodes, key: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A callback that raises is logged, and other leases are still renewed."""
-
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError
-
-    caplog.set_level(logging.ERROR)
-    with watchdog(shared_nodes, **BRIEF) as (redlock, dog):
-        bad = redlock.acquire(f"{key}:bad")
-        doomed = redlock.acquire(f"{key}:doomed")
-        good = redlock.acquire(f"{key}:good")
-        dog.record(good, every=OFTEN)
-        dog.watch(bad, on_renewed=fail, renew_every=OFTEN)
-        dog.watch(doomed, on_lost=fail, renew=False)
-
-        until(lambda: doomed.state is LeaseState.LOST)
-        renewed = len(dog.renewals)
-        until(lambda: len(dog.renewals) >= renewed + 3)
-
-        assert good.is_valid()
-        assert bad.is_valid()
-        assert dog.losses == []
-        assert dog.forget(good)
-        assert dog.forget(bad)
-    assert "ZeroDivisionError" in caplog.text
-
-
-class FailingSelector(selectors.DefaultSelector):
-    """A selector that fails as often as ``failures`` says."""
-
-    failures = 0
-
-    def select(self, timeout: float | None = None) -> Any:
-        """Wait, or raise the error of a system without memory."""
-        if FailingSelector.failures:
-            FailingSelector.failures -= 1
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        return super().select(timeout)
-
-
-def test_watchdog_survives_an_error_of_the_system(
-    three_nodes: DevNodes, key: str
-) -> None:
-    """Leases are renewed after an unexpected error in the watchdog's thread."""
-    addresses = parse_nodes(three_nodes.urls)
-    broadcast = Broadcast(
-        [Node(node, clock=SYSTEM_CLOCK, connect_timeout=1.0) for node in addresses],
-        clock=SYSTEM_CLOCK,
-        timing=Timing(60.0, 60.0, PATIENT, 1.0),
-        new_selector=FailingSelector,
-    )
-    with (
-        watchdog(three_nodes, ttl=3, transport=broadcast) as (redlock, dog),
-    ):
-        leases = [redlock.acquire(f"{key}:{number}") for number in range(5)]
-        dog.record(*leases)
-        FailingSelector.failures = 2
-
-        until(lambda: len(set(dog.renewals)) == len(leases) or dog.losses)
-
-        assert FailingSelector.failures == 0
-        assert dog.losses == []
-        dog.release(*leases)

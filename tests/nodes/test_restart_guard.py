@@ -138,12 +138,6 @@ SOON = 30.0  # seconds, on a busy machine whose nodes answer in time now and the
 FIRST, LAST = 0, -1  # of the installed versions of Redis
 
 
-@pytest.fixture
-def start_one(start_nodes: Callable[..., DevNodes]) -> Callable[[], DevNode]:
-    """Give a function that starts a server that is not initialized as a node."""
-    return lambda: start_nodes(1, initialize=False).nodes[0]
-
-
 @pytest.mark.parametrize(
     ("kind", "version"),
     [
@@ -235,21 +229,6 @@ def test_first_lock_on_nodes_that_run_for_long_is_granted_at_once(
         until(lambda: not lease.is_valid())
 
 
-def test_first_lock_waits_for_a_node_that_has_just_started(
-    start_nodes: Callable[..., DevNodes], key: str
-) -> None:
-    """An earlier process may have granted a lock until then. The wait has an end."""
-    nodes = start_nodes(3, initialize=False)
-    nodes.nodes[0].restart()
-    with client(nodes, **SHORT) as redlock:
-        with pytest.raises(LockUnavailable) as refused:
-            redlock.acquire(key)
-
-        assert VoteKind.QUARANTINED in kinds(refused.value.ballot)
-        until_all_vote(redlock)
-    assert uptime_of(nodes.nodes[0]) >= int(QUARANTINE)
-
-
 def uptime_of(node: DevNode) -> int:
     """Return for how many seconds the process of a node runs."""
     return int(node.command("INFO", "server")["uptime_in_seconds"])
@@ -279,32 +258,3 @@ def first_vote_of(redlock: Redlock, index: int) -> float:
 
     until(votes, what=f"{redlock.labels[index]} to vote")
     return time.monotonic()
-
-
-@pytest.mark.parametrize("kind", [Loss, Flush, Replacement])
-def test_without_the_guard_a_second_holder_gets_in(
-    start_nodes: Callable[..., DevNodes],
-    start_one: Callable[[], DevNode],
-    key: str,
-    kind: type[Loss],
-) -> None:
-    """With `restart_guard=False` two clients can hold the lock at once."""
-    nodes = start_nodes(3, initialize=False)
-    options = {"restart_guard": False}
-    with (
-        proxies(nodes) as lines,
-        client([line.url for line in lines], **options) as redlock,
-        client([line.url for line in lines], **options) as rival,
-    ):
-        until_all_vote(redlock)
-        lease = redlock.acquire(key)
-        until(lambda: None not in values(nodes, key))
-        nodes.nodes[2].command("DEL", f"redlock:lock:{key}")
-
-        kind(lines[0], start_one).happen()
-
-        second = rival.acquire(key, wait=10)
-        assert lease.is_valid()
-        assert second.is_valid()
-        redlock.release(lease)
-        rival.release(second)

@@ -1,7 +1,7 @@
 """Nodes with unusual settings, and unusual ways to them.
 
-An append-only file, full memory, renamed commands, RESP3, a writable replica, and bytes
-that arrive one by one. ``docs/how-to/choose-nodes.md`` says what users see of each.
+Full memory, renamed commands, RESP3, and bytes that arrive one by one.
+``docs/how-to/choose-nodes.md`` says what users see of each.
 """
 
 from __future__ import annotations
@@ -17,74 +17,21 @@ from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.acl import COMMANDS
 from celery_redlock.operations.doctor import diagnose
 from celery_redlock.operations.scan import scan
-from celery_redlock.wire.quorum import VoteKind
 from tests.nodes.support import (
-    QUARANTINE,
-    SHORT,
     StartNodes,
     client,
     held,
-    kinds,
     proxied,
     refusal,
-    until,
     until_all_vote,
     until_nothing_is_left,
     use,
-    values,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from celery_redlock.locks.redlock import Redlock
-
-DURABLE = ServerOptions(config={"appendonly": "yes", "appendfsync": "always"})
-
-
-# -- Append-only files -------------------------------------------------------------
-
-
-@pytest.mark.every_server
-def test_node_with_an_append_only_file_has_its_locks_and_no_vote(
-    start_nodes: StartNodes, key: str
-) -> None:
-    """It comes back as another process, which does not vote for a ``max_ttl``."""
-    nodes = start_nodes(3, options=DURABLE)
-    with client(nodes, ttl=30.0) as redlock:
-        until_all_vote(redlock)
-        lease = held(redlock, nodes, key)
-        crashed = nodes.nodes[0]
-        crashed.kill()
-        crashed.restart(keep_memory=True)
-
-        assert None not in values(nodes, key)
-        until(lambda: kinds(redlock.check().ballot)[0] is VoteKind.QUARANTINED)
-        assert redlock.extend(lease)
-        assert redlock.release(lease)
-        until_nothing_is_left(nodes)
-
-
-@pytest.mark.every_server
-@pytest.mark.parametrize("durable", [True, False], ids=["appended", "in-memory"])
-def test_restarted_node_votes_again(
-    start_nodes: StartNodes, key: str, *, durable: bool
-) -> None:
-    """After the quarantine, with or without a file, and with higher fences."""
-    options = DURABLE if durable else None
-    nodes = start_nodes(3, options=options, max_ttl=SHORT["max_ttl"])
-    with client(nodes, **SHORT) as redlock:
-        until_all_vote(redlock)
-        before = redlock.acquire(key, wait=5)
-        redlock.release(before)
-        nodes.nodes[0].kill()
-        nodes.nodes[0].restart(keep_memory=durable)
-
-        until_all_vote(redlock, QUARANTINE + 10)
-        nodes.nodes[1].kill()
-        after = redlock.acquire(key, wait=5)
-        assert after.fence > before.fence
-        redlock.release(after)
 
 
 # -- Full memory -------------------------------------------------------------------

@@ -1,7 +1,6 @@
-"""Waiting for a lock: its release wakes the first waiter of the queue, and no other.
+"""Waiting for a lock: its release wakes the first waiter of the queue.
 
-Also with waiters that leave the queue, nodes that die, and wake-ups that are lost or
-forbidden.
+Also where a waiter or nodes have died, a process forks, or wake-ups are forbidden.
 """
 
 from __future__ import annotations
@@ -15,17 +14,12 @@ import pytest
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.devnodes import ServerOptions
-from celery_redlock.errors import LockHeld, LockUnavailable
-from celery_redlock.locking import lock
-from celery_redlock.locks import wait_queue
-from celery_redlock.locks.redlock import run
+from celery_redlock.errors import LockUnavailable
 from celery_redlock.operations.acl import acl_rules
-from celery_redlock.wire import pubsub
 from tests.nodes.support import (
     StartNodes,
     client,
     held,
-    plain_client,
     run_python,
     scripts_run,
     until,
@@ -33,7 +27,7 @@ from tests.nodes.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from celery_redlock.devnodes import DevNode, DevNodes
     from celery_redlock.locks.lease import Lease
@@ -150,9 +144,9 @@ class Queue:
     lease: Lease
     waiters: list[Waiter]
 
-    def release(self, keep: float = 0.0) -> None:
+    def release(self) -> None:
         """Release the lock."""
-        self.redlock.release(self.lease, keep=keep)
+        self.redlock.release(self.lease)
 
 
 @contextmanager
@@ -165,25 +159,6 @@ def queue(nodes: DevNodes, key: str, count: int) -> Iterator[Queue]:
             release_in_turn(made)
 
 
-@contextmanager
-def passive_waiter(
-    redlock: Redlock, key: str
-) -> Iterator[tuple[wait_queue.WaitQueue, pubsub.WakeupListener]]:
-    """Give a first waiter that hears its wake-up and does not try for the lock."""
-    listener = pubsub.WakeupListener(redlock.addresses, redlock.keys, redlock.timing)
-    place = wait_queue.WaitQueue(key, redlock.nodes, redlock.keys, listener)
-    try:
-        pause = place.pause(SYSTEM_CLOCK.monotonic() + 0.01)
-        run(pause, redlock.transport, redlock.clock)
-        until(lambda: listener.listening == len(redlock.labels))
-        yield place, listener
-    finally:
-        listener.close()
-
-
-# -- Waking ------------------------------------------------------------------------
-
-
 @pytest.mark.every_server
 @pytest.mark.usefixtures("no_polling")
 def test_release_wakes_the_next_waiter(three_nodes: DevNodes, key: str) -> None:
@@ -192,72 +167,6 @@ def test_release_wakes_the_next_waiter(three_nodes: DevNodes, key: str) -> None:
         line.release()
     until_nothing_is_left(three_nodes)
     assert [in_queue(node, key) for node in three_nodes.nodes] == [[]] * 3
-
-
-@pytest.mark.usefixtures("no_polling")
-def test_release_wakes_one_waiter_alone(three_nodes: DevNodes, key: str) -> None:
-    """Every node wakes the first waiter of its queue, and no other."""
-    with connected(three_nodes) as redlock:
-        lease = held(redlock, three_nodes, key)
-        with (
-            passive_waiter(redlock, key) as (first, first_listener),
-            waiters(three_nodes, key, 3, ahead=1) as others,
-            ExitStack() as stack,
-        ):
-            listeners = [first_listener, *(w.redlock.listener for w in others)]
-            channels = [listener.channel for listener in listeners if listener]
-            taps = [stack.enter_context(tap(n, channels)) for n in three_nodes.nodes]
-
-            redlock.release(lease)
-            until_in_queue(three_nodes, key, 3)
-
-            for messages in taps:
-                assert messages() == [(channels[0], "1 0")]
-            first.end(acquired=False)
-            release_in_turn(others)
-
-
-@contextmanager
-def tap(
-    node: DevNode, channels: Sequence[str]
-) -> Iterator[Callable[[], list[tuple[str, str]]]]:
-    """Give a function that returns all messages that the node has sent since."""
-    with plain_client(node).pubsub() as subscription:
-        subscription.subscribe(*channels)
-        for _ in channels:
-            assert subscription.get_message(timeout=LONG)
-
-        def messages() -> list[tuple[str, str]]:
-            node.command("PUBLISH", channels[-1], "the end")
-            found = []
-            for message in subscription.listen():
-                if message["data"] == "the end":
-                    break
-                found.append((message["channel"], message["data"]))
-            return found
-
-        yield messages
-
-
-@pytest.mark.usefixtures("no_polling")
-def test_release_wakes_no_waiter_of_another_key(
-    three_nodes: DevNodes, key: str
-) -> None:
-    """A process that waits for two locks gets the one that was released."""
-    with client(three_nodes) as redlock, connected(three_nodes) as other:
-        leases = [redlock.acquire(f"{key}:{name}") for name in "ab"]
-        pair = [Waiter(other, f"{key}:{name}") for name in "ab"]
-        for waiter in pair:
-            waiter.start(three_nodes, 1)
-
-        redlock.release(leases[1])
-        until(lambda: pair[1].lease)
-
-        assert not pair[0].lease
-        redlock.release(leases[0])
-        release_in_turn(pair)
-        for waiter in pair:
-            waiter.end()
 
 
 def test_waiter_polls_no_more_than_once_a_second(
@@ -272,64 +181,6 @@ def test_waiter_polls_no_more_than_once_a_second(
 
         assert 0 < asked <= 3 * (seconds + 1) * len(line.waiters)
         line.release()
-
-
-@pytest.mark.usefixtures("no_polling")
-def test_waiter_tries_when_the_ttl_ends(three_nodes: DevNodes, key: str) -> None:
-    """The holder has died, and no node announces that its lock expires."""
-    with client(three_nodes) as redlock, ExitStack() as stack:
-        services = [stack.enter_context(connected(three_nodes)) for _ in range(2)]
-        redlock.acquire(key, ttl=8.0)
-        made = [Waiter(service, key) for service in services]
-        for place, waiter in enumerate(made, 1):
-            waiter.start(three_nodes, place)
-        release_in_turn(made)
-        for waiter in made:
-            waiter.end()
-
-
-@pytest.mark.usefixtures("no_polling")
-def test_release_tells_the_waiter_when_a_kept_lock_expires(
-    three_nodes: DevNodes, key: str
-) -> None:
-    """With `keep` the first waiter learns when the lock expires, and tries then."""
-    with queue(three_nodes, key, 1) as line:
-        line.release(keep=0.5)
-
-    (waiter,) = line.waiters
-    assert waiter.lease
-    assert waiter.lease.fence > line.lease.fence
-
-
-# -- Leaving the queue -------------------------------------------------------------
-
-
-def test_wait_that_times_out_leaves_the_queue(three_nodes: DevNodes, key: str) -> None:
-    """The error names the holder at that time; nothing of the waiter is left."""
-    with client(three_nodes) as redlock, client(three_nodes) as other:
-        with lock(redlock, key) as lease, pytest.raises(LockHeld) as caught:
-            other.acquire(key, wait=0.3)
-        assert caught.value.holder
-        assert caught.value.holder.token == lease.token
-        until(lambda: not any(in_queue(node, key) for node in three_nodes.nodes))
-    until_nothing_is_left(three_nodes)
-
-
-@pytest.mark.usefixtures("no_polling")
-def test_waiter_that_times_out_passes_its_wake_up_on(
-    three_nodes: DevNodes, key: str
-) -> None:
-    """A waiter that was woken, and leaves without the lock, wakes the next."""
-    with connected(three_nodes) as redlock, passive_waiter(redlock, key) as (first, _):
-        lease = held(redlock, three_nodes, key)
-        with waiters(three_nodes, key, 1, ahead=1) as made:
-            redlock.release(lease)
-            until_in_queue(three_nodes, key, 1)
-            assert not made[0].lease
-
-            first.end(acquired=False)
-
-            release_in_turn(made)
 
 
 @pytest.mark.usefixtures("no_polling")
@@ -359,15 +210,6 @@ redlock.acquire(key, wait=60)
             redlock.release(lease)
 
             release_in_turn(made)
-
-
-def test_lost_wake_up_delays_until_the_next_poll(
-    three_nodes: DevNodes, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A waiter that no node wakes finds by polling that the lock is free."""
-    monkeypatch.setattr(pubsub.Waiter, "wake", lambda *_: None)
-    with queue(three_nodes, key, 2) as line:
-        line.release()
 
 
 def test_forked_child_listens_with_its_own_connections(
@@ -422,30 +264,12 @@ print("parent", len(got))
     until_nothing_is_left(three_nodes)
 
 
-# -- Nodes -------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("no_polling")
-@pytest.mark.parametrize("dead", [0, 1, 2])
-def test_wake_up_needs_only_a_majority(
-    five_nodes: DevNodes, key: str, dead: int
-) -> None:
+def test_wake_up_needs_only_a_majority(five_nodes: DevNodes, key: str) -> None:
     """Waiters are woken although a minority of the nodes has died."""
     with queue(five_nodes, key, 2) as line:
-        for node in five_nodes.nodes[:dead]:
+        for node in five_nodes.nodes[:2]:
             node.kill()
-        line.release()
-
-
-def test_restarted_node_is_subscribed_to_again(three_nodes: DevNodes, key: str) -> None:
-    """A waiter makes a broken subscription again while it waits."""
-    with queue(three_nodes, key, 1) as line:
-        (waiter,) = line.waiters
-        three_nodes.nodes[1].kill()
-        until(lambda: not waiter.hears())
-        three_nodes.nodes[1].start()
-        until(waiter.hears)
-
         line.release()
 
 

@@ -38,6 +38,20 @@ def test_held_key_is_taken_again_for_free(site: Site) -> None:
     assert not any(holders(site.nodes))
 
 
+def test_lock_is_renewed_after_a_nested_block(site: Site) -> None:
+    """The end of a nested block does not end the renewal of the lock around it.
+
+    Source: Redisson, "watchdog fails to renew on reentry locks".
+    """
+    with site.lock() as outer:
+        with site.lock():
+            site.renew_for(TTL)
+
+        site.renew_for(2 * TTL)
+
+        assert outer.is_valid()
+
+
 def test_lease_that_ended_is_not_taken_again_for_free(site: Site) -> None:
     """Another client holds the lock by now."""
     with pytest.raises(LockLost):

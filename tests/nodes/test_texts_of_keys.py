@@ -1,4 +1,4 @@
-"""Text that no node can be sent is refused alone: other callers go on."""
+"""Keys of any text; and text that no node can be sent, which is refused alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.errors import ConfigurationError
+from celery_redlock.errors import ConfigurationError, LockHeld
 from celery_redlock.line.claims import Claims
 from celery_redlock.locking import alock, lock
 from celery_redlock.locks.lease import Holder
@@ -91,3 +91,26 @@ def test_service_can_be_used_after_a_thread_met_such_a_text(
             redlock.acquire(UNSENDABLE)
 
         use(redlock, "first")
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("with space", "ünïcode ☃", "{hash}tag", "quote'\"\\", "*?[a]", "nul\0tab\t"),
+        "x" * 5000,
+    ],
+    ids=["space", "unicode", "braces", "quotes", "glob", "control", "long"],
+)
+def test_key_is_taken_literally(redlock: Redlock, text: str, key: str) -> None:
+    """A key may be any line of text, and locks nothing else."""
+    name = f"{key}{text}"
+    lease = redlock.acquire(name)
+
+    with pytest.raises(LockHeld):
+        redlock.acquire(name)
+
+    found = redlock.inspect(name)
+    assert found.holder
+    assert found.holder.token == lease.token
+    assert redlock.release(lease) >= 3
