@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import GaugeMetricFamily
 
-from celery_redlock.app.runtime import runtime_of
+from celery_redlock.app.runtime import redlock_from, runtime_of
 from celery_redlock.beat import election_key
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.inspect import NodeState, node_status
-from celery_redlock.operations.scan import inspect_limits, number_of_locks, scan
+from celery_redlock.operations.scan import inspect_limits, scan
 from celery_redlock.records.standbys import leadership_of
 from celery_redlock.task.singleton_task import SingletonTask
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
+    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.operations.inspect import NodeStatus
     from celery_redlock.options.call_key import LimitedKey
 
@@ -84,7 +84,7 @@ class StateCollector:
         app: The Celery app; None if there is only a lock service. Then there are
             gauges of the nodes only.
         service: The lock service; None for that of the app.
-        counts_locks: Whether each scrape walks the names of all locks.
+        counts_locks: Whether each scrape reads all locks.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class StateCollector:
             log.error("The nodes cannot be asked: %s", error)  # noqa: TRY400  (it says all)
             return
         yield from _nodes(redlock)
-        if self._counts_locks and (held := number_of_locks(redlock)) is not None:
-            yield _gauge("locks_held", held)
+        if self._counts_locks and (seen := scan(redlock)).has_quorum:
+            yield _gauge("locks_held", len(seen.held))
         if self._app is not None:
             yield from self._permits(redlock)
             yield from self._leadership(redlock)
@@ -125,19 +125,12 @@ class StateCollector:
             self._redlock.close()
 
     def _own_redlock(self) -> Redlock:
-        """Return a separate lock service, so that a scrape never makes a task wait."""
-        redlock = self._service or runtime_of(self._app).redlock
-        timing, guard = redlock.timing, redlock.guard
-        own = Redlock(
-            redlock.addresses,
-            ttl=timing.ttl,
-            max_ttl=timing.max_ttl,
-            node_timeout=timing.node_timeout,
-            connect_timeout=timing.connect_timeout,
-            prefix=guard.keys.prefix,
-            restart_guard=guard.enabled,
-        )
-        own.asks_for_votes = redlock.asks_for_votes
+        """Return a lock service of its own: a scrape never makes a task wait."""
+        if self._service is not None:
+            return self._service
+        runtime = runtime_of(self._app)
+        own = redlock_from(runtime.settings)
+        own.asks_for_votes = runtime.redlock.asks_for_votes
         return own
 
     def _permits(self, redlock: Redlock) -> Iterator[GaugeMetricFamily]:

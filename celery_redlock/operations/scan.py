@@ -15,7 +15,6 @@ none: it is kept for its period, whether its run has ended or not.
 from __future__ import annotations
 
 import math
-import re
 import threading
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.limits import Limit, Limits
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.wire.client import NodeClient, PerNode
-
-_START = re.compile(re.escape(START.encode()) + rb"\d+$")  # a permit for a start
 
 Kind = Literal["lock", "claim", "cooldown"]
 """The kinds of keys: each is a method of ``scripts.keys.Keys``."""
@@ -250,27 +247,6 @@ def scan(redlock: Redlock, pattern: str = "*", kind: Kind = "lock") -> Scan:
         )
     ]
     return Scan(kind, redlock.labels, visited.unseen, found, counts, nodes, pattern)
-
-
-def number_of_locks(redlock: Redlock) -> int | None:
-    """Return how many locks a majority of the nodes has; None if too few can tell.
-
-    Reads the names of the keys and, unlike `scan`, no values. Permits for a start are
-    left out.
-    """
-    pattern = escaped(redlock.keys.lock("")) + "*"
-    nodes = node_status(redlock)
-
-    def visit(client: NodeClient) -> set[bytes]:
-        found = {name for names, _ in client.scan(pattern) for name in names}
-        return {name for name in found if not _START.search(name)}
-
-    seen = each_answering(redlock, nodes, visit).results
-    told = [seen[it.label] for it in nodes if it.can_tell and it.label in seen]
-    if len(told) < redlock.quorum:
-        return None
-    counts = Counter(name for names in told for name in names)
-    return sum(count >= redlock.quorum for count in counts.values())
 
 
 def locks_of(redlock: Redlock, base: str) -> list[SeenHolder]:

@@ -22,6 +22,7 @@ AT_ONCE = 5
 EVERY = 10.0  # seconds
 _ALL = ""  # the name of all clients together
 _TIMES = 10  # as many tries for all clients as for one
+_MOST = AT_ONCE * EVERY  # seconds: what so many tries cost
 _MOST_KNOWN = 1000  # clients
 
 
@@ -35,7 +36,8 @@ class Guesses:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._mutex = threading.Lock()
-        self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        # Until when the tries of a client have not all come back.
+        self._until: OrderedDict[str, float] = OrderedDict()
 
     def take(self, address: str) -> float:
         """Take one try of a client.
@@ -44,41 +46,35 @@ class Guesses:
             0; or the seconds until it has another one, and nothing was taken.
         """
         with self._mutex:
-            left = max(self._wait(client) for client in _clients(address))
-            if not left:
-                self._add(address, 1.0)
-            return left
+            most = max(self._left(one) + every for one, every in _clients(address))
+            if most > _MOST:
+                return most - _MOST
+            self._add(address, 1)
+            return 0.0
 
     def give_back(self, address: str) -> None:
         """Give a try back, because its token was right."""
         with self._mutex:
-            self._add(address, -1.0)
+            self._add(address, -1)
 
-    def _wait(self, client: str) -> float:
-        times = _TIMES if client == _ALL else 1
-        over = self._spent_by(client) + 1 - AT_ONCE * times
-        return max(0.0, over * EVERY / times)
+    def _left(self, client: str) -> float:
+        return max(0.0, self._until.get(client, 0.0) - self._clock.monotonic())
 
-    def _add(self, address: str, tries: float) -> None:
-        now = self._clock.monotonic()
-        for client in _clients(address):
-            spent = max(0.0, self._spent_by(client) + tries)
-            self._spent[client] = spent, now
-            self._spent.move_to_end(client)
-        while len(self._spent) > _MOST_KNOWN:
-            self._spent.popitem(last=False)
-
-    def _spent_by(self, client: str) -> float:
-        spent, at = self._spent.get(client, (0.0, 0.0))
-        times = _TIMES if client == _ALL else 1
-        return max(0.0, spent - (self._clock.monotonic() - at) / EVERY * times)
+    def _add(self, address: str, tries: int) -> None:
+        for client, every in _clients(address):
+            left = max(0.0, self._left(client) + tries * every)
+            self._until[client] = self._clock.monotonic() + left
+            self._until.move_to_end(client)
+        while len(self._until) > _MOST_KNOWN:
+            self._until.popitem(last=False)
 
 
-def _clients(address: str) -> tuple[str, str]:
+def _clients(address: str) -> tuple[tuple[str, float], ...]:
+    """Return the client and all clients, each with the seconds that a try costs."""
     try:
-        known = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address, _ALL
-    if known.version == 4:  # noqa: PLR2004  (IPv4)
-        return address, _ALL
-    return str(ipaddress.ip_network((known, 64), strict=False)), _ALL
+        known = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:  # an IPv4 address, or none
+        client = address
+    else:
+        client = str(ipaddress.ip_network((known, 64), strict=False))
+    return (client, EVERY), (_ALL, EVERY / _TIMES)

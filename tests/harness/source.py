@@ -36,7 +36,7 @@ def finding_codes() -> set[str]:
     return {
         code
         for name, call in _calls()
-        if name in ("Finding", "Problem")
+        if name == "Finding"
         for code in texts_in(ast.walk(call.args[0]))
     }
 

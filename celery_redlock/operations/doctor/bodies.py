@@ -6,14 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.operations.doctor.deploys import told_by_workers
-from celery_redlock.operations.doctor.rule import (
-    ERROR,
-    WARNING,
-    Case,
-    Finding,
-    Problem,
-    rule,
-)
+from celery_redlock.operations.doctor.rule import ERROR, WARNING, Case, Finding, rule
 from celery_redlock.options.lock_options import LockOptions
 
 if TYPE_CHECKING:
@@ -30,7 +23,7 @@ def tasks_above(case: Case) -> Iterator[Finding]:
     for name, task in sorted(case.app.tasks.items()) if case.app else ():
         inner: Any = getattr(task, "run", None)
         if isinstance(getattr(inner, "lock_options", None), LockOptions):
-            yield Problem(
+            yield Finding(
                 "without-lock",
                 ERROR,
                 f"runs the body of the task {inner.name} without its lock, and no "
@@ -53,7 +46,7 @@ def called_by_others(case: Case) -> Iterator[Finding]:
                 if inner in names:
                     workers[inner].add(worker)
     for name, found in sorted(workers.items()):
-        yield Problem(
+        yield Finding(
             "without-lock",
             WARNING,
             f"runs without its lock in {', '.join(sorted(found))}: .map, .starmap or "

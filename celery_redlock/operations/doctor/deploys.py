@@ -17,9 +17,7 @@ from celery_redlock.operations.doctor.rule import (
     Case,
     Finding,
     LockTask,
-    Problem,
     rule,
-    task_rule,
 )
 from celery_redlock.options.broker import broker_errors, is_in_memory
 from celery_redlock.policies import Retry, given_at
@@ -59,13 +57,13 @@ def _waits_with_a_countdown(it: LockTask) -> bool:
     return kind is not None and (kind is Retry or kind.registers)
 
 
-@task_rule()
-def countdowns(it: LockTask, case: Case) -> Iterator[Problem]:
+@rule("Task")
+def countdowns(it: LockTask, case: Case) -> Iterator[Finding]:
     """Find a ``retry_countdown`` that the visibility timeout makes shorter."""
     countdown: Any = it.options.retry_countdown or 0.0  # resolved to seconds
     longest = case.visibility_timeout / 2
     if countdown > longest:
-        yield Problem(
+        yield Finding(
             "countdown",
             NOTE,
             f"has a retry_countdown of {countdown:g} s, and its calls come back after "
@@ -91,7 +89,7 @@ def versions(case: Case) -> Iterator[Finding]:
                 if f"{field}={here}" not in theirs:
                     differing[name, field, here].append(worker)
     for (name, field, here), workers in sorted(differing.items()):
-        yield Problem(
+        yield Finding(
             "other-version",
             NOTE,
             f"has other {_COMPARED[field]} in {', '.join(sorted(workers))} than here "

@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.locks.limits import START_WITHIN, rate_of
 from celery_redlock.operations.doctor.deploys import told_by_workers
-from celery_redlock.operations.doctor.rule import (
-    NOTE,
-    Case,
-    Finding,
-    LockTask,
-    Problem,
-    rule,
-    task_rule,
-)
+from celery_redlock.operations.doctor.rule import NOTE, Case, Finding, LockTask, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +22,7 @@ def processes(case: Case) -> Iterator[Finding]:
     at_once = sum(map(_tasks_at_once, stats.values()))
     for it, most in limited:
         if stats and most > at_once:
-            yield Problem(
+            yield Finding(
                 "limit",
                 NOTE,
                 f"has a limit of {most}, and the running workers that answer run "
@@ -54,8 +46,8 @@ def _tasks_at_once(stats: Mapping[str, Any]) -> int:
     return max(most, now)
 
 
-@task_rule()
-def rates(it: LockTask, case: Case) -> Iterator[Problem]:
+@rule("Task")
+def rates(it: LockTask, case: Case) -> Iterator[Finding]:
     """Find rates that count for longer than a node that restarts stays out of the vote.
 
     A node that has forgotten a start votes again after its quarantine.
@@ -65,7 +57,7 @@ def rates(it: LockTask, case: Case) -> Iterator[Problem]:
     timing, (_, period) = case.redlock.timing, rate_of("rate", it.options.rate)
     kept = it.ttl + START_WITHIN + period
     if kept > timing.quarantine:
-        yield Problem(
+        yield Finding(
             "rate",
             NOTE,
             f"counts starts for up to {kept:.0f} s (its rate), and a node that "

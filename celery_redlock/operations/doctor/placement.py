@@ -15,9 +15,7 @@ from celery_redlock.operations.doctor.rule import (
     WARNING,
     Case,
     Finding,
-    Problem,
     Severity,
-    node_rule,
     rule,
 )
 from celery_redlock.wire.client import each_node
@@ -156,8 +154,8 @@ def _place_of(address: NodeAddress) -> str:
     return str(min(found, key=str)) if found else address.hosts[0] or address.name
 
 
-@node_rule()
-def foreign_keys(report: NodeReport, case: Case) -> Iterator[Problem]:
+@rule("Node")
+def foreign_keys(report: NodeReport, case: Case) -> Iterator[Finding]:
     """Find nodes with keys of other programs."""
     others = [f"the key {key!r}" for key in report.foreign_keys[:_SHOWN]]
     others += [
@@ -167,7 +165,7 @@ def foreign_keys(report: NodeReport, case: Case) -> Iterator[Problem]:
     ]
     if others:
         fact = f"has other uses besides locks: it has {', '.join(others)}"
-        yield Problem("shared", _sharing(case), fact, _REMEDY)
+        yield Finding("shared", _sharing(case), fact, _REMEDY)
 
 
 @rule()
@@ -185,7 +183,7 @@ def celery_servers(case: Case) -> Iterator[Finding]:
         fact = f"is Celery's {use} as well ({', '.join(map(str, addresses))})"
         for report in case.reports:
             if report.status.run_id in run_ids:
-                problem = Problem("shared", _sharing(case), fact, _REMEDY)
+                problem = Finding("shared", _sharing(case), fact, _REMEDY)
                 yield problem.of("Node", report.label)
 
 

@@ -1,21 +1,21 @@
 """Rules: each looks at a `Case`, and yields a `Finding` for each problem.
 
-================  ===========================================================
-``@rule()``       for a function of the case that yields findings
-``@node_rule()``  for a function of one node's report and the case
-``@task_rule()``  for a function of one lock task and the case
-================  ===========================================================
+===================  ========================================================
+``@rule()``          for a function of the case
+``@rule("Node")``    for a function of one node's report and the case
+``@rule("Task")``    for a function of one lock task and the case
+===================  ========================================================
 
-The latter two yield a ``Problem``. Its fact is a clause that reads on after the name of
-the node or task, without a full stop.
+A rule of nodes or tasks yields findings whose facts are clauses: they read on after the
+name of the node or task, without a full stop.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from celery_redlock.operations.inspect import NodeState
 from celery_redlock.options.broker import visibility_timeout
@@ -70,6 +70,10 @@ class Finding:
     fact: str
     remedy: str
     about: str = ""
+
+    def of(self, kind: str, name: str) -> Finding:
+        """Return the finding about this node or task: its fact is a clause so far."""
+        return replace(self, fact=f"{kind} {name} {self.fact}.", about=name)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the finding for JSON."""
@@ -162,72 +166,41 @@ class Case:
         return visibility_timeout(self.app)
 
 
-class Problem(NamedTuple):
-    """A finding about one node or task: code, severity, fact and remedy."""
-
-    code: str
-    severity: Severity
-    fact: str
-    remedy: str
-
-    def of(self, kind: str, name: str) -> Finding:
-        """Return the finding about the node or task of this name."""
-        fact = f"{kind} {name} {self.fact}."
-        return Finding(self.code, self.severity, fact, self.remedy, name)
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A function that looks at a case and yields findings.
 
     Attributes:
-        find: The function.
+        look: The function.
+        each: What it is called for: ``"Node"``, ``"Task"`` or ``""``, the case.
         offline: Whether it needs no network: it looks at settings and tasks only.
         skipped_at_start: Whether a worker that starts leaves it out, as a rule because
             it logs the same facts itself.
     """
 
-    find: Callable[[Case], Iterator[Finding]]
+    look: Callable[..., Iterator[Finding]]
+    each: str
     offline: bool
     skipped_at_start: bool
 
     def __call__(self, case: Case) -> Iterator[Finding]:
         """Yield what the function finds."""
-        return self.find(case)
+        if not self.each:
+            yield from self.look(case)
+            return
+        things: list[tuple[str, Any]] = [(it.label, it) for it in case.reports]
+        if self.each == "Task":
+            things = [(it.task.name, it) for it in case.lock_tasks]
+        for name, thing in things:
+            for found in self.look(thing, case):
+                yield found.of(self.each, name)
 
 
 def rule(
-    *, offline: bool = False, skipped_at_start: bool = False
-) -> Callable[[Callable[[Case], Iterator[Finding]]], Rule]:
-    """Make the decorated function a rule; see the attributes of ``Rule``."""
-    return lambda find: Rule(find, offline, skipped_at_start)
-
-
-def node_rule(
-    *, skipped_at_start: bool = False
-) -> Callable[[Callable[[NodeReport, Case], Iterator[Problem]]], Rule]:
-    """Make the decorated function a rule that is applied to each node."""
-
-    def decorate(look: Callable[[NodeReport, Case], Iterator[Problem]]) -> Rule:
-        def find(case: Case) -> Iterator[Finding]:
-            for report in case.reports:
-                for problem in look(report, case):
-                    yield problem.of("Node", report.label)
-
-        return Rule(find, offline=False, skipped_at_start=skipped_at_start)
-
-    return decorate
-
-
-def task_rule() -> Callable[[Callable[[LockTask, Case], Iterator[Problem]]], Rule]:
-    """Make the decorated function a rule that is applied to each lock task."""
-
-    def decorate(look: Callable[[LockTask, Case], Iterator[Problem]]) -> Rule:
-        def find(case: Case) -> Iterator[Finding]:
-            for task in case.lock_tasks:
-                for problem in look(task, case):
-                    yield problem.of("Task", task.task.name)
-
-        return Rule(find, offline=True, skipped_at_start=False)
-
-    return decorate
+    each: Literal["", "Node", "Task"] = "",
+    *,
+    offline: bool = False,
+    skipped_at_start: bool = False,
+) -> Callable[[Callable[..., Iterator[Finding]]], Rule]:
+    """Make the decorated function a rule; see `Rule`. Those of tasks are offline."""
+    return lambda look: Rule(look, each, offline or each == "Task", skipped_at_start)

@@ -13,8 +13,6 @@ from celery_redlock.operations.doctor.rule import (
     WARNING,
     Case,
     Finding,
-    Problem,
-    node_rule,
     rule,
 )
 from celery_redlock.operations.inspect import NodeState
@@ -31,15 +29,15 @@ _CLOCKS_APART = 1.0  # seconds
 _STANDS_STILL = 0.05  # of the rate of another clock, at most
 
 
-@node_rule()
-def replication(report: NodeReport, _: Case) -> Iterator[Problem]:
+@rule("Node")
+def replication(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find masters that have replicas, or were one."""
     info = report.status.info
     replicas = int(info.get("connected_slaves", "0"))
     if report.status.state is NodeState.UNFIT:
         return
     if info.get("second_repl_offset", "-1") != "-1":
-        yield Problem(
+        yield Finding(
             "promoted",
             WARNING,
             "was a replica and has been promoted: locks that its master had granted "
@@ -48,7 +46,7 @@ def replication(report: NodeReport, _: Case) -> Iterator[Problem]:
             "restart guard keeps such a node out of the vote for one max_ttl.",
         )
     elif replicas:
-        yield Problem(
+        yield Finding(
             "replicas",
             NOTE,
             f"has {plural(replicas, 'replica')}",
@@ -57,14 +55,14 @@ def replication(report: NodeReport, _: Case) -> Iterator[Problem]:
         )
 
 
-@node_rule()
-def memory(report: NodeReport, _: Case) -> Iterator[Problem]:
+@rule("Node")
+def memory(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find nodes that may evict locks when their memory is full."""
     policy = report.status.info.get("maxmemory_policy", "noeviction")
     limit = int(report.status.info.get("maxmemory", "0"))
     if policy != "noeviction":
         fact = f"evicts keys ({policy}) when its memory is full"
-        yield Problem(
+        yield Finding(
             "eviction",
             ERROR if limit else NOTE,
             f"{fact} ({limit:,} bytes), so it has no vote: an evicted lock is lost"
@@ -74,8 +72,8 @@ def memory(report: NodeReport, _: Case) -> Iterator[Problem]:
         )
 
 
-@node_rule()
-def persistence(report: NodeReport, case: Case) -> Iterator[Problem]:
+@rule("Node")
+def persistence(report: NodeReport, case: Case) -> Iterator[Finding]:
     """Say what a restart of the node costs."""
     if report.status.state is NodeState.SILENT:
         return
@@ -83,7 +81,7 @@ def persistence(report: NodeReport, case: Case) -> Iterator[Problem]:
     file = "an append-only file"
     if not case.redlock.guard.enabled:
         writes = f"writes {file}" if appends else "does not write every change to disk"
-        yield Problem(
+        yield Finding(
             "persistence",
             WARNING if appends else ERROR,
             f"{writes}, and the restart guard is off: after a restart it may grant a "
@@ -92,7 +90,7 @@ def persistence(report: NodeReport, case: Case) -> Iterator[Problem]:
             "`appendfsync always` keeps what was granted.)",
         )
     elif appends or report.saves:
-        yield Problem(
+        yield Finding(
             "persistence",
             NOTE,
             f"writes {file if appends else f'snapshots ({report.saves!r})'} to disk",
@@ -103,8 +101,8 @@ def persistence(report: NodeReport, case: Case) -> Iterator[Problem]:
         )
 
 
-@node_rule()
-def permissions(report: NodeReport, case: Case) -> Iterator[Problem]:
+@rule("Node")
+def permissions(report: NodeReport, case: Case) -> Iterator[Finding]:
     """Find nodes that deny our user a needed command or our keys."""
     commands = [name for name in report.denied if name != OUR_KEYS]
     denied = []
@@ -113,7 +111,7 @@ def permissions(report: NodeReport, case: Case) -> Iterator[Problem]:
     if OUR_KEYS in report.denied:
         denied.append(f"the keys {case.redlock.keys.prefix}:*")
     if denied:
-        yield Problem(
+        yield Finding(
             "acl",
             ERROR,
             f"denies our user {' and '.join(denied)}",
@@ -121,12 +119,12 @@ def permissions(report: NodeReport, case: Case) -> Iterator[Problem]:
         )
 
 
-@node_rule()
-def commands(report: NodeReport, _: Case) -> Iterator[Problem]:
+@rule("Node")
+def commands(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find nodes that do not know a needed command."""
     if report.unknown:
         several = len(report.unknown) > 1
-        yield Problem(
+        yield Finding(
             "commands",
             ERROR,
             f"{DOES_NOT_KNOW.strip()}{'s' * several} {', '.join(report.unknown)}",
@@ -136,12 +134,12 @@ def commands(report: NodeReport, _: Case) -> Iterator[Problem]:
         )
 
 
-@node_rule()
-def stopped_clock(report: NodeReport, _: Case) -> Iterator[Problem]:
+@rule("Node")
+def stopped_clock(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find nodes whose clock does not move."""
     clock = report.clock
     if clock.watched and clock.moved < clock.watched * _STANDS_STILL:
-        yield Problem(
+        yield Finding(
             "clock-stopped",
             ERROR,
             f"has a clock that does not move: by {clock.moved:.3f} s in "
@@ -185,12 +183,12 @@ def client_clock(case: Case) -> Iterator[Finding]:
         )
 
 
-@node_rule()
-def node_clock(report: NodeReport, case: Case) -> Iterator[Problem]:
+@rule("Node")
+def node_clock(report: NodeReport, case: Case) -> Iterator[Finding]:
     """Find clocks that differ from those of most nodes."""
     ahead = report.clock.ahead - _usual_ahead(case)
     if report.clock.latencies and abs(ahead) > _CLOCKS_APART:
-        yield Problem(
+        yield Finding(
             "node-clock",
             WARNING,
             f"has a clock that is {_apart(ahead)} those of most nodes",
@@ -199,14 +197,14 @@ def node_clock(report: NodeReport, case: Case) -> Iterator[Problem]:
         )
 
 
-@node_rule()
-def clock_drift(report: NodeReport, _: Case) -> Iterator[Problem]:
+@rule("Node")
+def clock_drift(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find clocks that run at another rate."""
     drift = report.clock.drift
     slower, faster = sorted((report.clock.moved, report.clock.watched))
     both_move = slower > faster * _STANDS_STILL
     if both_move and abs(drift) > _DRIFT_ODD:
-        yield Problem(
+        yield Finding(
             "clock-drift",
             ERROR if abs(drift) > _DRIFT_ALLOWED else WARNING,
             f"has a clock that runs {abs(drift):.1%} too "
@@ -226,13 +224,13 @@ def _apart(seconds: float) -> str:
     return f"{abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'}"
 
 
-@node_rule()
-def latency(report: NodeReport, case: Case) -> Iterator[Problem]:
+@rule("Node")
+def latency(report: NodeReport, case: Case) -> Iterator[Finding]:
     """Find nodes whose answers are often too late to count."""
     timeout = case.redlock.timing.node_timeout
     usual = median(report.clock.latencies or (0.0,))
     if usual > timeout / 2:
-        yield Problem(
+        yield Finding(
             "slow",
             WARNING,
             f"usually takes {usual * _MS:.3g} ms to answer; redlock_node_timeout is "

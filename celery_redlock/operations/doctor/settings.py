@@ -15,9 +15,7 @@ from celery_redlock.operations.doctor.rule import (
     Case,
     Finding,
     LockTask,
-    Problem,
     rule,
-    task_rule,
 )
 from celery_redlock.options.broker import loses_publications
 from celery_redlock.policies import Skip, given_at
@@ -67,15 +65,15 @@ def timing(case: Case) -> Iterator[Finding]:
         )
 
 
-@task_rule()
-def durations(it: LockTask, case: Case) -> Iterator[Problem]:
+@rule("Task")
+def durations(it: LockTask, case: Case) -> Iterator[Finding]:
     """Find options with which workers do not start; publishers do not look at them."""
     try:
         it.options.durations(case.redlock.timing)
     except ConfigurationError as error:
         reason, _, remedy = str(error).partition(". ")
         reason = f"{reason[0].lower()}{reason[1:]}".rstrip(".")
-        yield Problem(
+        yield Finding(
             "option",
             ERROR,
             f"is published, but no worker starts with it: {reason}",
@@ -83,12 +81,12 @@ def durations(it: LockTask, case: Case) -> Iterator[Problem]:
         )
 
 
-@task_rule()
-def time_limits(it: LockTask, _: Case) -> Iterator[Problem]:
+@rule("Task")
+def time_limits(it: LockTask, _: Case) -> Iterator[Finding]:
     """Find tasks that may run longer than their lock lasts."""
     if not it.options.renew and (it.limit is None or it.limit > it.ttl):
         may = "for ever" if it.limit is None else f"for {it.limit:g} s (its time_limit)"
-        yield Problem(
+        yield Finding(
             "ttl",
             WARNING if it.limit is None else ERROR,
             f"does not renew its lock of {it.ttl:g} s, and may run {may}",
@@ -112,14 +110,14 @@ def runtimes(case: Case) -> Iterator[Finding]:
         age = case.redlock.clock.wall() - oldest[name].started
         running = f"has been running for {age:.0f} s"
         if not it.options.renew and age > it.ttl / 2:
-            yield Problem(
+            yield Finding(
                 "runtime",
                 WARNING,
                 f"{running}, and its lock of {it.ttl:g} s is not renewed",
                 "Leave renew at True, or raise its ttl.",
             ).of("Task", name)
         if it.task.acks_late and age > visible:
-            yield Problem(
+            yield Finding(
                 "runtime",
                 WARNING,
                 f"{running}: after {visible:g} s (visibility_timeout) the broker "
@@ -148,8 +146,8 @@ def other_apps(case: Case) -> Iterator[Finding]:
         )
 
 
-@task_rule()
-def visibility(it: LockTask, case: Case) -> Iterator[Problem]:
+@rule("Task")
+def visibility(it: LockTask, case: Case) -> Iterator[Finding]:
     """Find tasks whose messages are redelivered while they run."""
     visible, late = case.visibility_timeout, it.task.acks_late
     reasons = []
@@ -158,7 +156,7 @@ def visibility(it: LockTask, case: Case) -> Iterator[Problem]:
     if late and it.ttl > visible:
         reasons.append(f"is locked for {it.ttl:g} s (its ttl)")
     if reasons:
-        yield Problem(
+        yield Finding(
             "visibility-timeout",
             WARNING,
             f"{' and '.join(reasons)}: after {visible:g} s (visibility_timeout) the "
@@ -181,11 +179,11 @@ def confirms(case: Case) -> Iterator[Finding]:
         )
 
 
-@task_rule()
-def acks_late(it: LockTask, _: Case) -> Iterator[Problem]:
+@rule("Task")
+def acks_late(it: LockTask, _: Case) -> Iterator[Finding]:
     """Find tasks whose calls are lost with a killed process."""
     if it.task.acks_late and not it.task.reject_on_worker_lost:
-        yield Problem(
+        yield Finding(
             "acks-late",
             WARNING,
             "has acks_late without reject_on_worker_lost: if its process is killed, "
@@ -195,8 +193,8 @@ def acks_late(it: LockTask, _: Case) -> Iterator[Problem]:
         )
 
 
-@task_rule()
-def result_backend(it: LockTask, case: Case) -> Iterator[Problem]:
+@rule("Task")
+def result_backend(it: LockTask, case: Case) -> Iterator[Finding]:
     """Find tasks whose results are needed and not kept."""
     app: Celery = case.app
     absent = str(app.conf.result_backend or "disabled").startswith("disabled")
@@ -204,7 +202,7 @@ def result_backend(it: LockTask, case: Case) -> Iterator[Problem]:
         return
     why = "there is no result_backend" if absent else "it has ignore_result"
     if it.task.acks_late:
-        yield Problem(
+        yield Finding(
             "result-backend",
             WARNING,
             f"has acks_late and {why}: a copy of its message that is delivered after "
@@ -212,7 +210,7 @@ def result_backend(it: LockTask, case: Case) -> Iterator[Problem]:
             "Keep its results: they show that it has finished.",
         )
     elif it.options.unique_while != "running" and _skips(it.options, "publish"):
-        yield Problem(
+        yield Finding(
             "result-backend",
             WARNING,
             f"gives the publisher of a duplicate the result of the first call, and "
@@ -220,7 +218,7 @@ def result_backend(it: LockTask, case: Case) -> Iterator[Problem]:
             'Keep its results, or use on_conflict={"publish": "raise"}.',
         )
     elif _skips(it.options, "execute"):
-        yield Problem(
+        yield Finding(
             "result-backend",
             NOTE,
             f"skips duplicates and {why}: their publisher cannot see that they were "

@@ -9,9 +9,9 @@ from celery_redlock.operations.doctor.rule import (
     NOTE,
     WARNING,
     Case,
-    Problem,
+    Finding,
     as_sentence,
-    node_rule,
+    rule,
 )
 from celery_redlock.operations.inspect import NodeState
 from celery_redlock.operations.words import plural
@@ -32,11 +32,11 @@ _PROMOTED = (
 )
 
 
-@node_rule()
-def writes(report: NodeReport, _: Case) -> Iterator[Problem]:
+@rule("Node")
+def writes(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find servers that do not wait for their disk."""
     if report.status.info.get("fsync") == "off":
-        yield Problem(
+        yield Finding(
             "fsync-off",
             ERROR,
             "runs with fsync = off: when its machine crashes, it forgets locks that "
@@ -45,13 +45,13 @@ def writes(report: NodeReport, _: Case) -> Iterator[Problem]:
         )
 
 
-@node_rule()
-def size(report: NodeReport, _: Case) -> Iterator[Problem]:
+@rule("Node")
+def size(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find an etcd that grows towards its quota."""
     found = int(report.status.info.get("database_bytes") or 0)
     quota = int(report.status.info.get("database_quota") or _QUOTA)
     if found >= quota / 2:
-        yield Problem(
+        yield Finding(
             "etcd-size",
             WARNING,
             f"has a database of {found / 1e6:,.1f} MB. At its quota of "
@@ -62,13 +62,13 @@ def size(report: NodeReport, _: Case) -> Iterator[Problem]:
         )
 
 
-@node_rule()
-def old_snapshot(report: NodeReport, _: Case) -> Iterator[Problem]:
+@rule("Node")
+def old_snapshot(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find who keeps a PostgreSQL from deleting dead rows."""
     age = int(report.status.info.get("oldest_snapshot_age") or 0)
     if age >= _OLD:
         holder = report.status.info["oldest_snapshot"]
-        yield Problem(
+        yield Finding(
             "old-snapshot",
             WARNING,
             f"keeps the dead rows of {age:,} transactions for the {holder}, and each "
@@ -79,28 +79,28 @@ def old_snapshot(report: NodeReport, _: Case) -> Iterator[Problem]:
         )
 
 
-@node_rule()
-def privileges(report: NodeReport, _: Case) -> Iterator[Problem]:
+@rule("Node")
+def privileges(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find stores that deny our user a needed change."""
     if denied := report.status.info.get("denied"):
-        yield Problem("privileges", ERROR, denied, as_sentence(GRANT))
+        yield Finding("privileges", ERROR, denied, as_sentence(GRANT))
 
 
-@node_rule()
-def read_only(report: NodeReport, _: Case) -> Iterator[Problem]:
+@rule("Node")
+def read_only(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find a PostgreSQL that takes no changes."""
     if report.status.state is NodeState.UNFIT and "store" in report.status.info:
         fact, advice = report.status.reason.split("; ", 1)
-        yield Problem(
+        yield Finding(
             "read-only", ERROR, f"{fact}: it has no vote", as_sentence(advice)
         )
 
 
-@node_rule()
-def pooler(report: NodeReport, _: Case) -> Iterator[Problem]:
+@rule("Node")
+def pooler(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find a pooler before a PostgreSQL: it may not keep what is ours."""
     if report.status.info.get("pooler") == "yes":
-        yield Problem(
+        yield Finding(
             "pooler",
             NOTE,
             "is reached through a pooler",
@@ -110,12 +110,12 @@ def pooler(report: NodeReport, _: Case) -> Iterator[Problem]:
         )
 
 
-@node_rule()
-def asynchronous_standbys(report: NodeReport, case: Case) -> Iterator[Problem]:
+@rule("Node")
+def asynchronous_standbys(report: NodeReport, case: Case) -> Iterator[Finding]:
     """Say what the promotion of an asynchronous standby costs."""
     found = report.status.info.get("asynchronous_standbys", "0")
     if found == "unknown":
-        yield Problem(
+        yield Finding(
             "async-standbys",
             NOTE,
             "has standbys, and does not tell our user whether it waits for them",
@@ -123,7 +123,7 @@ def asynchronous_standbys(report: NodeReport, case: Case) -> Iterator[Problem]:
             + _PROMOTED.format(case.redlock.timing.quarantine),
         )
     elif count := int(found):
-        yield Problem(
+        yield Finding(
             "async-standbys",
             NOTE,
             f"has {plural(count, 'standby')} that it does not wait for",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from celery_redlock.members.view import CLOSED, View, refusal
@@ -11,9 +12,7 @@ from celery_redlock.operations.doctor.rule import (
     WARNING,
     Case,
     Finding,
-    Problem,
     as_sentence,
-    node_rule,
     rule,
 )
 from celery_redlock.operations.inspect import NodeState, present_view
@@ -48,8 +47,8 @@ def quorum(case: Case) -> Iterator[Finding]:
         )
 
 
-@node_rule(skipped_at_start=True)
-def unreachable(report: NodeReport, _: Case) -> Iterator[Problem]:
+@rule("Node", skipped_at_start=True)
+def unreachable(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find nodes that do not answer."""
     reason = report.status.reason
     if report.status.state is NodeState.SILENT and not report.lacks_commands:
@@ -57,11 +56,11 @@ def unreachable(report: NodeReport, _: Case) -> Iterator[Problem]:
         remedy = "".join(advice) or "start it, or check the network and the firewall"
         if fact == "rejected the credentials":
             remedy = "correct its user and password in redlock_nodes"
-        yield Problem("unreachable", WARNING, fact, as_sentence(remedy))
+        yield Finding("unreachable", WARNING, fact, as_sentence(remedy))
 
 
-@node_rule(skipped_at_start=True)
-def state(report: NodeReport, case: Case) -> Iterator[Problem]:
+@rule("Node", skipped_at_start=True)
+def state(report: NodeReport, case: Case) -> Iterator[Finding]:
     """Find nodes that answer and do not vote."""
     status = report.status
     problem = None if report.lacks_commands else _PROBLEMS.get(status.state)
@@ -76,10 +75,10 @@ def state(report: NodeReport, case: Case) -> Iterator[Problem]:
             difference=difference,
         )
         if status.state is NodeState.OTHER_CONFIG:
-            problem = problem._replace(remedy=f"{remedy}.{_if_aborted(case, status)}")
+            problem = replace(problem, remedy=f"{remedy}.{_if_aborted(case, status)}")
         if _is_removed(case, report):
-            problem = problem._replace(remedy=_REMOVED)
-        yield problem._replace(fact=fact)
+            problem = replace(problem, remedy=_REMOVED)
+        yield replace(problem, fact=fact)
 
 
 def _is_removed(case: Case, report: NodeReport) -> bool:
@@ -123,34 +122,34 @@ _REMOVED = (
     "set redlock_nodes to the new nodes, and shut this one down."
 )
 _PROBLEMS = {
-    NodeState.QUARANTINED: Problem(
+    NodeState.QUARANTINED: Finding(
         "quarantine",
         WARNING,
         "is new or has restarted, and does not vote for {wait:.0f} s more",
         _BY_ITSELF,
     ),
-    NodeState.NEW: Problem(
+    NodeState.NEW: Finding(
         "quarantine",
         WARNING,
         "is new or has restarted, and does not vote until a majority of the nodes has "
         "been asked for a lock; then for {quarantine:.0f} s more at most",
         _BY_ITSELF,
     ),
-    NodeState.UNSYNCED: Problem(
+    NodeState.UNSYNCED: Finding(
         "unsynced",
         WARNING,
         "has restarted, and does not vote until enough other nodes confirm it",
         "They do with one of the next locks, if enough of them vote. If a member is "
         "gone for good, replace it with `celery -A proj redlock reconfigure`.",
     ),
-    NodeState.CLOSED: Problem(
+    NodeState.CLOSED: Finding(
         "closed",
         ERROR,
         "does not vote: the nodes {difference}",
         "A reconfiguration is not finished: run `celery -A proj redlock reconfigure` "
         "again, with the same arguments.",
     ),
-    NodeState.OTHER_CONFIG: Problem(
+    NodeState.OTHER_CONFIG: Finding(
         "configuration",
         ERROR,
         "has another view of the deployment: the nodes {difference}",
@@ -177,14 +176,14 @@ def same_server(case: Case) -> Iterator[Finding]:
             )
 
 
-@node_rule(skipped_at_start=True)
-def kind(report: NodeReport, _: Case) -> Iterator[Problem]:
+@rule("Node", skipped_at_start=True)
+def kind(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find servers that are no independent masters."""
     evicts = report.status.reason.startswith("may evict")  # which is a finding itself
     is_store = "store" in report.status.info
     if report.status.state is NodeState.UNFIT and not evicts and not is_store:
         replica = report.status.info.get("role") != "master"
-        yield Problem(
+        yield Finding(
             "replica" if replica else "cluster",
             ERROR,
             f"{report.status.reason.partition(';')[0]}: it has no vote",
