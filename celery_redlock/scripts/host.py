@@ -109,7 +109,6 @@ class Status(str):
     __slots__ = ()
 
 
-OK = Status("OK")
 _free: list[_LuaRuntime] = []  # the runtimes that run no script
 
 
@@ -202,9 +201,11 @@ class _LuaRuntime:
         values = self._keys.mget(names)
         return tuple(False if value is None else value for value in values)
 
-    def _set(self, name: bytes, value: Any, option: bytes, px: Any = b"0") -> Any:
+    def _set(self, name: bytes, value: Any, option: bytes = b"", px: Any = b"0") -> Any:
         if option == b"KEEPTTL":
             self._keys.replace(name, _word(value))
+        elif not option:
+            self._keys.set(name, _word(value))
         elif option == b"PX" and (ms := _integer(px)) > 0:
             self._keys.set(name, _word(value), px=ms)
         else:
@@ -287,9 +288,10 @@ class _LuaRuntime:
         least: bytes,
         most: bytes,
         _limit: bytes,
-        _offset: int,
-        count: int,
+        _offset: Any,
+        count: Any,
     ) -> tuple[Any, ...]:
+        count = int(count)
         if least == b"-inf":
             return tuple(self._keys.zrangebyscore(name, float(most), count))
         above = float(least.removeprefix(b"("))

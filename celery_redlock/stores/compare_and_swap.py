@@ -25,29 +25,21 @@ done. If it was refused, or if they would change nothing, they run again on a sn
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.resp import ErrorReply
-from celery_redlock.stores.commands import add_needs, run
-from celery_redlock.stores.keyspace import STRING, Cell, StoreKeyspace
+from celery_redlock.scripts.keyspace import STRING
+from celery_redlock.stores.commands import StoreFacts, add_needs, run
+from celery_redlock.stores.keyspace import Cell, Loader, StoreKeyspace
 from celery_redlock.stores.needs import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from celery_redlock.stores.commands import Command
+    from celery_redlock.stores.connection import Command
     from celery_redlock.stores.server_clock import ServerTime
-
-__all__ = [
-    "CompareAndSwapStore",
-    "NotRemembered",
-    "Remembered",
-    "decoded",
-    "encoded",
-    "has_ended",
-]
 
 _TRIES, _TRIES_TOGETHER = 30, 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds
@@ -69,16 +61,11 @@ class Remembered:
         raise NotRemembered
 
 
-class CompareAndSwapStore:
+class CompareAndSwapStore(Loader, StoreFacts, Protocol):
     """Runs commands on a snapshot, and again if another commit came between.
 
     A store adds ``_snapshot`` and ``_commit``, and what `Loader` and `StoreFacts` ask.
-
-    Attributes:
-        info: What INFO replies.
     """
-
-    info: dict[str, str]
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
         """Carry commands out, and return the replies.
@@ -131,27 +118,9 @@ class CompareAndSwapStore:
 
     def _snapshot(self, needs: Needs) -> StoreKeyspace:
         """Load what is needed, as it was at one moment."""
-        raise NotImplementedError
 
     def _commit(self, keys: StoreKeyspace, needs: Needs) -> bool:
         """Write the changes if what they depend on is unchanged; else return False."""
-        raise NotImplementedError
-
-    def load(self, names: Sequence[bytes]) -> list[Cell]:
-        """Return all cells of these keys."""
-        raise NotImplementedError
-
-    def listens(self, channel: bytes) -> bool:
-        """Tell whether a process listens on this channel."""
-        raise NotImplementedError
-
-    def scan(self, head: bytes, now_ms: int) -> list[bytes]:
-        """Return the names of the keys that begin so and have not ended by then."""
-        raise NotImplementedError
-
-    def clear(self) -> None:
-        """Delete all keys."""
-        raise NotImplementedError
 
 
 def has_ended(cells: Iterable[Cell], time: ServerTime) -> bool:

@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.basics.secret import SecretUrl
 
-__all__ = [
-    "GRANT",
-    "STORES",
-    "Command",
-    "DirectStore",
-    "Store",
-    "StoreError",
-    "Waits",
-    "as_url",
-    "is_store",
-    "readable",
-    "store_of",
-]
-
 # Scheme -> module and class. The name of the extra is that of the module.
 STORES = {
     "postgresql": "celery_redlock.stores.postgresql:PostgreSQL",

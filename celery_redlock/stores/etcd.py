@@ -51,6 +51,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from celery_redlock.basics.backoff import jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.resp import ErrorReply
+from celery_redlock.scripts.keyspace import HASH, STRING
 from celery_redlock.stores.commands import split_release
 from celery_redlock.stores.compare_and_swap import (
     CompareAndSwapStore,
@@ -62,18 +63,16 @@ from celery_redlock.stores.compare_and_swap import (
 )
 from celery_redlock.stores.connection import GRANT, StoreError, readable
 from celery_redlock.stores.etcd_member import EtcdMember, MemberError, tls_of
-from celery_redlock.stores.keyspace import HASH, HEAD, STRING, Cell, StoreKeyspace
+from celery_redlock.stores.keyspace import HEAD, Cell, StoreKeyspace
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterable, Iterator, Sequence
 
-    from celery_redlock.stores.commands import Command
+    from celery_redlock.stores.connection import Command
     from celery_redlock.stores.keyspace import Changes
     from celery_redlock.stores.needs import Needs
     from celery_redlock.stores.server_clock import ServerTime
-
-__all__ = ["Etcd"]
 
 _CELLS, _LISTENERS, _MESSAGES = b"redlock/cell/", b"redlock/listen/", b"redlock/wake/"
 _DEFAULT_PORT = 2379
@@ -531,10 +530,6 @@ class Etcd(CompareAndSwapStore):
             if cell.field == HEAD
             and (cell.expires_at_ms is None or cell.expires_at_ms >= now_ms)
         ]
-
-    def clear(self) -> None:
-        """Delete all keys."""
-        self._call("/kv/deleterange", _prefix(_CELLS))
 
     # -- listening -------------------------------------------------------------------
 

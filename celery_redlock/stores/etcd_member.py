@@ -33,8 +33,6 @@ from celery_redlock.stores.server_clock import ServerClock
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["EtcdMember", "MemberError", "Watch", "tls_of"]
-
 _API = "/v3"
 _READ_SIZE = 1 << 16  # more than a record of TLS has
 _UNREACHABLE = "it cannot be reached"

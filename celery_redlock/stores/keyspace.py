@@ -1,4 +1,4 @@
-"""The keys of one transaction of a store: a ``scripts.keyspace.Keyspace``.
+"""The keys of one transaction of a store, on which scripts run.
 
 ::
 
@@ -15,29 +15,15 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from celery_redlock.scripts.keyspace import WrongType
+from celery_redlock.scripts.keyspace import HASH, STRING, ZSET, Entry, Keyspace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from celery_redlock.stores.server_clock import ServerTime
 
-__all__ = [
-    "HASH",
-    "HEAD",
-    "STRING",
-    "ZSET",
-    "Cell",
-    "Changes",
-    "Counter",
-    "Loader",
-    "StoreKeyspace",
-]
-
-STRING, HASH, ZSET = "string", "hash", "zset"
 HEAD = b""  # the field of the cell that is the head of an entry
 _MEMBER = b"."  # the start of the field of every other cell
-_NO_KEY, _NO_TTL = -2, -1
 
 
 class Cell(NamedTuple):
@@ -106,17 +92,7 @@ class Counter(Loader, Protocol):
         """Return the first members whose score is at most this."""
 
 
-@dataclass(slots=True)
-class _Entry:
-    kind: str = ""  # "": there is no such key
-    value: bytes | None = None
-    members: dict[bytes, Any] = field(default_factory=dict)
-    expires_at_ms: int | None = None
-    is_stale: bool = False  # the store has cells of a key that has ended
-    is_part: bool = False  # the store has members that were not loaded
-
-
-class StoreKeyspace:
+class StoreKeyspace(Keyspace):
     """Keys that are loaded from a store, and the changes of scripts to them.
 
     Args:
@@ -127,13 +103,11 @@ class StoreKeyspace:
         sees_ended: Whether a string that has ended is still there, for a millisecond.
 
     Attributes:
-        replid: Nothing: the run id tells where replication may have replaced keys.
-        evicted, evicts: Nothing: a store evicts no keys.
         changes: What the scripts have changed, and the store has not written.
         is_changed: Whether the store has written other changes before.
     """
 
-    replid = evicted = evicts = b""
+    _least_left_ms = 1  # a key may have ended by the latest time, and is still there
 
     def __init__(
         self,
@@ -143,6 +117,7 @@ class StoreKeyspace:
         time: ServerTime,
         sees_ended: bool = False,
     ) -> None:
+        super().__init__()
         self.changes = Changes()
         self.is_changed = False
         self.run_id = run_id
@@ -151,7 +126,8 @@ class StoreKeyspace:
         self._now_ms = time.earliest_us // 1000
         self._latest_ms = -(-time.latest_us // 1000)  # rounded up
         self._sees_ended = sees_ended
-        self._entries: dict[bytes, _Entry] = {}
+        self._stale: set[bytes] = set()  # the store has cells of a key that has ended
+        self._parts: set[bytes] = set()  # the store has members that were not loaded
         self._shrunk: set[bytes] = set()
 
     # -- loading -------------------------------------------------------------------
@@ -169,42 +145,55 @@ class StoreKeyspace:
             cells: Their cells.
             parts: More keys, of which some members were loaded.
         """
-        for name in names:
-            self._entries[name] = _Entry()
-        for name in parts:
-            self._entries[name] = _Entry(is_part=True)
+        for name in (*names, *parts):
+            self._entries[name] = None
+        found: dict[bytes, Entry] = {}
         for cell in cells:
-            entry = self._entries[cell.name]
+            entry = found.get(cell.name)
+            if entry is None:
+                entry = found[cell.name] = Entry("")
             if cell.field == HEAD:
                 entry.kind, entry.value = cell.kind, cell.value
                 entry.expires_at_ms = cell.expires_at_ms
             else:
                 value = cell.value if cell.kind == HASH else cell.score
                 entry.members[cell.field[1:]] = value
-        for name in (*names, *parts):
-            self._end(self._entries[name])
+        for name, entry in found.items():
+            if self._is_there(entry):
+                self._entries[name] = entry
+            else:
+                self._stale.add(name)
+        self._parts.update(name for name in parts if self._entries[name])
 
-    def _end(self, entry: _Entry) -> None:
-        """Forget a key whose time is over. Its cells are still in the store."""
+    def _is_there(self, entry: Entry) -> bool:
+        """Tell whether the time of a key is not over."""
         ends = entry.expires_at_ms
         if not entry.kind:  # members without a head are what a crash of a sweep left
-            entry.is_stale = bool(entry.members)
-            entry.members, entry.is_part = {}, False
-        elif ends is not None and self._now_ms > ends:
-            if self._sees_ended and entry.kind == STRING:
-                entry.expires_at_ms = self._now_ms + 1
-                return
-            entry.kind, entry.value, entry.members = "", None, {}
-            entry.expires_at_ms, entry.is_stale, entry.is_part = None, True, False
+            return False
+        if ends is None or self._now_ms <= ends:
+            return True
+        entry.expires_at_ms = self._now_ms + 1
+        return self._sees_ended and entry.kind == STRING
 
-    def _at(self, name: bytes, kind: str = "") -> _Entry:
-        entry = self._entries.get(name)
-        if entry is None:
+    def _at(self, name: bytes, kind: str = "") -> Entry | None:
+        if name not in self._entries:
             self.enter([name], self._loader.load([name]))
-            entry = self._entries[name]
-        if kind and entry.kind not in ("", kind):
-            raise WrongType
-        return entry
+        return super()._at(name, kind)
+
+    def _counter(self, name: bytes) -> Counter | None:
+        """Return the store if it counts this set, when it has written the changes.
+
+        Messages stay until the end.
+        """
+        self._at(name, ZSET)
+        if name not in self._parts:
+            return None
+        taken, self.changes = self.changes, Changes(messages=self.changes.messages)
+        taken.messages = []
+        self.is_changed = self.is_changed or bool(taken)
+        counter = cast("Counter", self._loader)  # or nothing was loaded in part
+        counter.flush(taken)
+        return counter
 
     # -- what scripts do -------------------------------------------------------------
 
@@ -232,188 +221,84 @@ class StoreKeyspace:
         self.changes.messages.append((channel, message))
         return 1
 
-    def get(self, name: bytes) -> bytes | None:
-        """Return a string (GET)."""
-        return self._at(name, STRING).value
-
     def mget(self, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return strings; None for other types, too (MGET)."""
+        """Return strings, loaded together."""
         unknown = [name for name in dict.fromkeys(names) if name not in self._entries]
         if unknown:
             self.enter(unknown, self._loader.load(unknown))
-        return [self._entries[name].value for name in names]
-
-    def set(self, name: bytes, value: bytes, *, px: int | None = None) -> None:
-        """Store a string, over any type (SET PX)."""
-        self.delete(name)
-        entry = self._entries[name]
-        entry.kind, entry.value = STRING, value
-        entry.expires_at_ms = None if px is None else self._latest_ms + px
-        self._write_head(name, entry)
-
-    def replace(self, name: bytes, value: bytes) -> None:
-        """Store a string and keep the ttl of the key (SET KEEPTTL)."""
-        entry = self._at(name)
-        if entry.kind != STRING:
-            ends = entry.expires_at_ms
-            self.set(name, value)
-            self._entries[name].expires_at_ms = ends
-        self._entries[name].value = value
-        self._write_head(name, self._entries[name])
+        return super().mget(names)
 
     def delete(self, name: bytes) -> bool:
-        """Delete a key of any type; tell whether it was there (DEL)."""
+        """Delete a key of any type; tell whether it was there."""
         entry = self._at(name)
-        written = self.changes.written
-        for field_ in (HEAD, *(_MEMBER + member for member in entry.members)):
-            written.pop((name, field_), None)
-        if entry.kind or entry.is_stale:
+        members = entry.members if entry else ()
+        for field_ in (HEAD, *(_MEMBER + member for member in members)):
+            self.changes.written.pop((name, field_), None)
+        if entry or name in self._stale:
             self.changes.wiped.add(name)
-        self._entries[name] = _Entry()
-        return bool(entry.kind)
-
-    def pttl(self, name: bytes) -> int:
-        """Return the milliseconds left; -1 without a ttl, -2 for no key (PTTL)."""
-        entry = self._at(name)
-        if not entry.kind:
-            return _NO_KEY
-        ends = entry.expires_at_ms
-        if ends is None:
-            return _NO_TTL
-        return max(1, ends - self._latest_ms)  # it may have ended, and is still there
-
-    def pexpire(self, name: bytes, milliseconds: int) -> bool:
-        """Set the ttl of a key; 0 deletes it. Tell whether it was there (PEXPIRE)."""
-        entry = self._at(name)
-        if not entry.kind:
-            return False
-        if milliseconds <= 0:
-            return self.delete(name)
-        entry.expires_at_ms = self._latest_ms + milliseconds
-        self._write_head(name, entry)
-        return True
-
-    def hget(self, name: bytes, field: bytes) -> bytes | None:
-        """Return one field of a hash (HGET)."""
-        return self.hgetall(name).get(field)
-
-    def hgetall(self, name: bytes) -> Mapping[bytes, bytes]:
-        """Return a hash (HGETALL): of what a script needs a part of, that part."""
-        return self._at(name, HASH).members
-
-    def hset(self, name: bytes, fields: Mapping[bytes, bytes]) -> None:
-        """Set fields of a hash (HSET)."""
-        for member, value in fields.items():
-            self._put(name, HASH, member, value)
-
-    def hdel(self, name: bytes, field: bytes) -> None:
-        """Delete one field of a hash, and the hash with its last field (HDEL)."""
-        self._remove(name, HASH, field)
-
-    def zadd(self, name: bytes, member: bytes, score: float) -> None:
-        """Set the score of a member of a sorted set (ZADD)."""
-        self._put(name, ZSET, member, float(score))
-
-    def zrem(self, name: bytes, member: bytes) -> None:
-        """Remove a member of a sorted set, and the set with its last one (ZREM)."""
-        self._remove(name, ZSET, member)
-
-    def zscore(self, name: bytes, member: bytes) -> float | None:
-        """Return the score of a member of a sorted set (ZSCORE)."""
-        found: float | None = self._at(name, ZSET).members.get(member)
-        return found
-
-    def zset(self, name: bytes) -> Mapping[bytes, float]:
-        """Return a sorted set, least score first (ZRANGE WITHSCORES)."""
-        members = self._at(name, ZSET).members
-        return dict(sorted(members.items(), key=lambda item: item[::-1]))
-
-    def zpopmin(self, name: bytes) -> bytes | None:
-        """Remove and return the member of the least score, then name (ZPOPMIN)."""
-        first = next(iter(self.zset(name)), None)
-        if first is not None:
-            self.zrem(name, first)
-        return first
+        self._entries[name] = None
+        self._stale.discard(name)
+        self._parts.discard(name)
+        return entry is not None
 
     def zcard(self, name: bytes) -> int:
-        """Return how many members a sorted set has (ZCARD)."""
-        entry = self._at(name, ZSET)
-        if not entry.is_part:
-            return len(entry.members)
-        return self._counter().zcard(name)
+        """Return how many members a sorted set has."""
+        counter = self._counter(name)
+        return counter.zcard(name) if counter else super().zcard(name)
 
     def zrank(self, name: bytes, member: bytes) -> int | None:
-        """Return how many members come before this one (ZRANK)."""
-        entry = self._at(name, ZSET)
-        if not entry.is_part:
-            members = list(self.zset(name))
-            return members.index(member) if member in members else None
-        return self._counter().zrank(name, member)
+        """Return how many members come before this one."""
+        counter = self._counter(name)
+        return counter.zrank(name, member) if counter else super().zrank(name, member)
 
     def zrangebyscore(self, name: bytes, most: float, count: int) -> list[bytes]:
-        """Return the first members whose score is at most this (ZRANGEBYSCORE)."""
-        entry = self._at(name, ZSET)
-        if not entry.is_part:
-            found = [one for one, score in self.zset(name).items() if score <= most]
-            return found[:count]
-        return self._counter().zrangebyscore(name, most, count)
+        """Return the first members whose score is at most this."""
+        if counter := self._counter(name):
+            return counter.zrangebyscore(name, most, count)
+        return super().zrangebyscore(name, most, count)
 
     # -- changes ---------------------------------------------------------------------
 
-    def _counter(self) -> Counter:
-        """Return the store, when it has written the changes so far.
+    def _store(self, name: bytes, value: bytes, ends_ms: int | None) -> None:
+        self.delete(name)
+        super()._store(name, value, ends_ms)
 
-        Messages stay until the end.
-        """
-        taken, self.changes = self.changes, Changes(messages=self.changes.messages)
-        taken.messages = []
-        self.is_changed = self.is_changed or bool(taken)
-        counter = cast("Counter", self._loader)  # or nothing was loaded in part
-        counter.flush(taken)
-        return counter
-
-    def _put(self, name: bytes, kind: str, member: bytes, value: Any) -> None:
-        entry = self._at(name, kind)
-        if not entry.kind:
-            if entry.is_stale:
-                self.changes.wiped.add(name)
-            entry.kind, entry.is_stale = kind, False
-            self._write_head(name, entry)
-        entry.members[member] = value
-        is_hash = kind == HASH
-        cell = Cell(
-            name,
-            _MEMBER + member,
-            kind,
-            value if is_hash else None,
-            None if is_hash else _finite(value),
-            None,
-        )
-        self.changes.removed.pop((name, cell.field), None)
-        self.changes.written[name, cell.field] = cell
+    def _put(self, name: bytes, kind: str, members: Mapping[bytes, Any]) -> None:
+        super()._put(name, kind, members)
+        for member, value in members.items():
+            field_ = _MEMBER + member
+            self.changes.removed.pop((name, field_), None)
+            value_, score = (value, None) if kind == HASH else (None, _finite(value))
+            cell = Cell(name, field_, kind, value_, score, None)
+            self.changes.written[name, field_] = cell
 
     def _remove(self, name: bytes, kind: str, member: bytes) -> None:
         entry = self._at(name, kind)
-        if entry.members.pop(member, None) is None and not entry.is_part:
+        is_part = name in self._parts
+        if entry is None or (member not in entry.members and not is_part):
             return
-        field_ = _MEMBER + member
-        self.changes.written.pop((name, field_), None)
-        self.changes.removed[name, field_] = None
-        if entry.is_part:
+        place = name, _MEMBER + member
+        self.changes.written.pop(place, None)
+        self.changes.removed[place] = None
+        if is_part:
+            entry.members.pop(member, None)
             self._shrunk.add(name)
-        elif not entry.members:
-            self.delete(name)
+        else:
+            super()._remove(name, kind, member)
+
+    def _note_head(self, name: bytes, entry: Entry) -> None:
+        if name in self._stale:
+            self._stale.remove(name)
+            self.changes.wiped.add(name)
+        cell = Cell(name, HEAD, entry.kind, entry.value, None, entry.expires_at_ms)
+        self.changes.written[name, HEAD] = cell
 
     def finish(self) -> None:
         """Delete the sets that lost their last member, where the store counts them."""
-        for name in self._shrunk:
-            if self._entries[name].is_part and not self.zcard(name):
+        for name in self._shrunk & self._parts:
+            if not self.zcard(name):
                 self.delete(name)
         self._shrunk.clear()
-
-    def _write_head(self, name: bytes, entry: _Entry) -> None:
-        cell = Cell(name, HEAD, entry.kind, entry.value, None, entry.expires_at_ms)
-        self.changes.written[name, HEAD] = cell
 
 
 def _finite(score: float) -> float:

@@ -31,8 +31,6 @@ from celery_redlock.scripts import ALL_SCRIPTS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Needs", "needs_of"]
-
 _TABLE = re.compile(r"^-- KEYS (.*\n(?:--  .*\n)*)", re.MULTILINE)
 _KEY = re.compile(r"\w+ \[([\w, ]+)\]( of each)?")
 _STRIPES = re.compile(r"(\d+)\.\.\. stripes")

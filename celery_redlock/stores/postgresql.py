@@ -80,10 +80,7 @@ from celery_redlock.stores.server_clock import ServerTime
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from celery_redlock.stores.commands import Command
-    from celery_redlock.stores.connection import Waits
-
-__all__ = ["PostgreSQL"]
+    from celery_redlock.stores.connection import Command, Waits
 
 T = TypeVar("T")
 
@@ -520,10 +517,6 @@ class PostgreSQL:
             (len(head), head, now_ms),
         )
         return [name for (name,) in self._cursor.fetchall()]
-
-    def clear(self) -> None:
-        """Delete all keys."""
-        self._cursor.execute(f"DELETE FROM {TABLE}")  # noqa: S608
 
     @staticmethod
     def hold_in(

@@ -36,8 +36,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.scripts.keyspace import STRING
 from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
-from celery_redlock.stores.keyspace import HEAD, STRING, Cell, StoreKeyspace
+from celery_redlock.stores.keyspace import HEAD, Cell, StoreKeyspace
 from celery_redlock.stores.postgresql_statements import Assumed, columns_of
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
 
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 
     _Said: TypeAlias = tuple[bytes, bytes, bytes | None, bytes | None]
     _Part: TypeAlias = tuple[bytes, frozenset[bytes]]
-
-__all__ = ["AssumedKeyspace", "Assumption", "Memory"]
 
 _MOST_LOCKS = 10_000
 _MOST_LATE_US = 1_000_000

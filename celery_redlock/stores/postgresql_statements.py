@@ -33,24 +33,6 @@ if TYPE_CHECKING:
     from celery_redlock.stores.connection import Waits
     from celery_redlock.stores.keyspace import Changes
 
-__all__ = [
-    "Assumed",
-    "Changed",
-    "Columns",
-    "Statement",
-    "Statements",
-    "cells_of",
-    "change",
-    "changed",
-    "columns_of",
-    "hash_of",
-    "listen_name",
-    "lock",
-    "read",
-    "read_fields",
-    "write",
-]
-
 _COLUMNS = "name, field, kind, value, score, expires_at"
 _READ = f"SELECT {_COLUMNS} FROM {TABLE} WHERE "  # noqa: S608  (constants)
 _REPLACE = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CREATE", "TABLE"]
-
 TABLE = "redlock_keys"
 
 CREATE = f"""

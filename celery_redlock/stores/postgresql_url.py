@@ -22,8 +22,6 @@ from psycopg.conninfo import conninfo_to_dict
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["hosts_of", "name_of", "search_path_of", "url_of"]
-
 _DJANGO = "django://"
 _SEARCH_PATH = re.compile(r"search[_-]path\s*=\s*((?:\\.|\S)+)")
 _PORT = 5432

@@ -27,8 +27,6 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["ServerClock", "ServerTime"]
-
 _DRIFT = 0.01  # of the time that has passed
 _US = 1_000_000
 

@@ -70,7 +70,6 @@ from kazoo.exceptions import (
     NoAuthError,
     NodeExistsError,
     NoNodeError,
-    NotEmptyError,
 )
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.states import ZnodeStat
@@ -81,6 +80,7 @@ from celery_redlock.basics.backoff import jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.basics.selector import new_selector
+from celery_redlock.scripts.keyspace import HASH, STRING
 from celery_redlock.stores.compare_and_swap import (
     CompareAndSwapStore,
     Remembered,
@@ -89,23 +89,15 @@ from celery_redlock.stores.compare_and_swap import (
     has_ended,
 )
 from celery_redlock.stores.connection import GRANT, StoreError, readable
-from celery_redlock.stores.keyspace import (
-    HASH,
-    HEAD,
-    STRING,
-    Cell,
-    StoreKeyspace,
-)
+from celery_redlock.stores.keyspace import HEAD, Cell, StoreKeyspace
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from celery_redlock.stores.commands import Command
+    from celery_redlock.stores.connection import Command
     from celery_redlock.stores.keyspace import Changes
     from celery_redlock.stores.needs import Needs
-
-__all__ = ["ZooKeeper"]
 
 _ROOT, _ID, _KEYS, _WAKE = (
     *("/redlock", "/redlock/id"),
@@ -635,21 +627,6 @@ class ZooKeeper(CompareAndSwapStore):
         found = self._each("get_children", paths)
         return [unquote_to_bytes(one) for names in found for one in names or ()]
 
-    def clear(self) -> None:
-        """Delete all keys."""
-        heads = [_path(name, HEAD) for name in self._names(range(_SHARDS))]
-        below = [
-            f"{head}/{child}"
-            for head, children in zip(
-                heads, self._each("get_children", heads), strict=True
-            )
-            for child in children or ()
-        ]
-        # All at once: ZooKeeper writes to its disk once for many requests.
-        for asked in [self._client.delete_async(path) for path in (*below, *heads)]:
-            with suppress(NotEmptyError):  # another client has written a member
-                self._reply_to(asked)
-
     def _sweep(self) -> None:
         """Delete keys that ended, of one shard; every process does, now and then."""
         now = SYSTEM_CLOCK.monotonic()
@@ -672,7 +649,8 @@ class ZooKeeper(CompareAndSwapStore):
         self._read_members(ended)
         for name, transaction in ended.items():
             self._delete(transaction, [one for one in self._versions if one[0] == name])
-        # All at once, as in `clear`. One fails if another process has used its key.
+        # All at once: ZooKeeper writes to its disk once for many requests. One fails if
+        # another process has used its key.
         for asked in [transaction.commit_async() for transaction in ended.values()]:
             asked.get(timeout=self._timeout)
 

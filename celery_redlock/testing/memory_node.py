@@ -1,25 +1,24 @@
 """One node in memory: its keys, a run id, and the scripts over them.
 
-The keys have the Redis commands that the scripts use, on a dict. As on a server, a key
-lives to the end of the millisecond in which its ttl ends, a command on a key of another
-type is an error, and all commands of one script see the same instant.
+As on a server, a key lives to the end of the millisecond in which its ttl ends, and all
+commands of one script see the same instant.
 """
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.scripts.keyspace import WrongType
+from celery_redlock.scripts.keyspace import Keyspace, WrongType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from celery_redlock.scripts import Script
+    from celery_redlock.scripts.keyspace import Entry
 
 
 class NodeClock(Protocol):
@@ -32,25 +31,8 @@ class NodeClock(Protocol):
         """Seconds since 1970 (TIME)."""
 
 
-class _Hash(dict[bytes, bytes]):
-    """Fields and their values."""
-
-
-class _SortedSet(dict[bytes, float]):
-    """Members and their scores."""
-
-
-_Members = TypeVar("_Members", _Hash, _SortedSet)
-
-
-@dataclass(slots=True)
-class _Entry:
-    value: bytes | _Hash | _SortedSet
-    expires_at_ms: int | None = None
-
-
-class MemoryKeyspace:
-    """Keys that hold strings, hashes or sorted sets: a ``scripts`` keyspace.
+class MemoryKeyspace(Keyspace):
+    """Keys that hold strings, hashes or sorted sets, and a clock.
 
     Args:
         clock: The time of the node.
@@ -58,21 +40,15 @@ class MemoryKeyspace:
         publish: As for `MemoryNode`.
 
     Attributes:
-        run_id: The name of the present server process.
-        replid: The name of the history of its data, as replication knows it.
-        evicted: How many keys the process has evicted.
-        evicts: The policy by which it may evict keys now, or b"".
         started_ms: When the process began, in ms since 1970; None once it has voted.
-        publish: Sends a message; returns how many subscribers get it (PUBLISH).
-        now_ms: The instant by which keys expire, until ``look_at_clock``.
     """
 
     def __init__(
         self, clock: NodeClock, run_id: str, publish: Callable[[bytes, bytes], int]
     ) -> None:
+        super().__init__()
         self._clock = clock
-        self.publish = publish
-        self._entries: dict[bytes, _Entry] = {}
+        self._publish = publish
         self.begin(run_id.encode())
         self.look_at_clock()
 
@@ -108,149 +84,35 @@ class MemoryKeyspace:
 
     def look_at_clock(self) -> None:
         """Move on to the present. A script does so once, at its start."""
-        self.now_ms = round(self._clock.monotonic() * 1_000_000) // 1000
+        self._latest_ms = round(self._clock.monotonic() * 1_000_000) // 1000
 
     def now_us(self) -> int:
         """Return microseconds since 1970 (TIME)."""
         return round(self._clock.wall() * 1e6)
 
+    def publish(self, channel: bytes, message: bytes) -> int:
+        """Send a message and return how many subscribers get it (PUBLISH)."""
+        return self._publish(channel, message)
+
     def keys(self) -> list[bytes]:
         """Return the names of all keys that are alive."""
-        return [name for name in list(self._entries) if self._find(name)]
+        return [name for name in list(self._entries) if self._at(name)]
 
     def clear(self) -> None:
         """Delete all keys (FLUSHALL)."""
         self._entries.clear()
 
-    def get(self, name: bytes) -> bytes | None:
-        """Return a string (GET)."""
-        entry = self._find(name)
+    def _at(self, name: bytes, kind: str = "") -> Entry | None:
+        entry = self._entries.get(name)
         if entry is None:
             return None
-        if not isinstance(entry.value, bytes):
-            raise WrongType
-        return entry.value
-
-    def mget(self, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return strings; None for other types, too (MGET)."""
-        found = [self._find(name) for name in names]
-        return [
-            entry.value if entry and isinstance(entry.value, bytes) else None
-            for entry in found
-        ]
-
-    def set(self, name: bytes, value: bytes, *, px: int | None = None) -> None:
-        """Store a string, with a ttl of ``px`` milliseconds or without one (SET)."""
-        ends = None if px is None else self.now_ms + px
-        self._entries[name] = _Entry(value, ends)
-
-    def replace(self, name: bytes, value: bytes) -> None:
-        """Store a string and keep the ttl of the key (SET KEEPTTL)."""
-        entry = self._find(name)
-        self._entries[name] = _Entry(value, entry.expires_at_ms if entry else None)
-
-    def delete(self, name: bytes) -> bool:
-        """Delete a key; tell whether it was there (DEL)."""
-        return bool(self._find(name) and self._entries.pop(name))
-
-    def pttl(self, name: bytes) -> int:
-        """Return the milliseconds left; -1 without a ttl, -2 for no key (PTTL)."""
-        entry = self._find(name)
-        if entry is None:
-            return -2
-        if entry.expires_at_ms is None:
-            return -1
-        return entry.expires_at_ms - self.now_ms
-
-    def pexpire(self, name: bytes, milliseconds: int) -> bool:
-        """Set the ttl of a key; 0 deletes it. Tell whether it was there (PEXPIRE)."""
-        entry = self._find(name)
-        if entry and milliseconds > 0:
-            entry.expires_at_ms = self.now_ms + milliseconds
-        elif entry:
-            self.delete(name)
-        return entry is not None
-
-    def hget(self, name: bytes, field: bytes) -> bytes | None:
-        """Return one field of a hash (HGET)."""
-        return self.hgetall(name).get(field)
-
-    def hgetall(self, name: bytes) -> Mapping[bytes, bytes]:
-        """Return a hash, empty if there is none (HGETALL)."""
-        return self._members(name, _Hash)
-
-    def hset(self, name: bytes, fields: Mapping[bytes, bytes]) -> None:
-        """Set fields of a hash (HSET)."""
-        members = self._members(name, _Hash)
-        members.update(fields)
-        self._entries.setdefault(name, _Entry(members))
-
-    def hdel(self, name: bytes, field: bytes) -> None:
-        """Delete one field of a hash, and the hash with the last one (HDEL)."""
-        self._remove(name, field, _Hash)
-
-    def zscore(self, name: bytes, member: bytes) -> float | None:
-        """Return the score of a member of a sorted set (ZSCORE)."""
-        return self._members(name, _SortedSet).get(member)
-
-    def zset(self, name: bytes) -> Mapping[bytes, float]:
-        """Return a sorted set, least score first (ZRANGE WITHSCORES)."""
-        members = self._members(name, _SortedSet)
-        return dict(sorted(members.items(), key=lambda item: item[::-1]))
-
-    def zadd(self, name: bytes, member: bytes, score: float) -> None:
-        """Set the score of a member of a sorted set (ZADD)."""
-        members = self._members(name, _SortedSet)
-        members[member] = score
-        self._entries.setdefault(name, _Entry(members))
-
-    def zpopmin(self, name: bytes) -> bytes | None:
-        """Remove and return the member with the least score, then name (ZPOPMIN)."""
-        first = next(iter(self.zset(name)), None)
-        if first is not None:
-            self.zrem(name, first)
-        return first
-
-    def zcard(self, name: bytes) -> int:
-        """Return how many members a sorted set has (ZCARD)."""
-        return len(self._members(name, _SortedSet))
-
-    def zrank(self, name: bytes, member: bytes) -> int | None:
-        """Return how many members come before this one (ZRANK)."""
-        members = list(self.zset(name))
-        return members.index(member) if member in members else None
-
-    def zrangebyscore(self, name: bytes, most: float, count: int) -> list[bytes]:
-        """Return the first members whose score is at most this (ZRANGEBYSCORE)."""
-        members = self.zset(name).items()
-        return [member for member, score in members if score <= most][:count]
-
-    def zrem(self, name: bytes, member: bytes) -> None:
-        """Remove a member of a sorted set, and the set with the last one (ZREM)."""
-        self._remove(name, member, _SortedSet)
-
-    def _find(self, name: bytes) -> _Entry | None:
-        entry = self._entries.get(name)
-        ends = entry.expires_at_ms if entry else None
-        if ends is not None and self.now_ms > ends:
+        ends = entry.expires_at_ms
+        if ends is not None and self._latest_ms > ends:
             del self._entries[name]
             return None
-        return entry
-
-    def _members(self, name: bytes, kind: type[_Members]) -> _Members:
-        """Return a hash or a sorted set; if there is none, a new one, not stored."""
-        entry = self._find(name)
-        if entry is None:
-            return kind()
-        if not isinstance(entry.value, kind):
+        if kind and entry.kind != kind:
             raise WrongType
-        return entry.value
-
-    def _remove(self, name: bytes, member: bytes, kind: type[_Members]) -> None:
-        members = self._members(name, kind)
-        members.pop(member, None)
-        if not members:
-            self.delete(name)
+        return entry
 
 
 def _new_run_id() -> str:

@@ -821,5 +821,6 @@ class _ServerKeys:
         self._call("ZADD", key, repr(score), member)
 
     def zset(self, key: bytes) -> list[bytes]:
-        members: list[bytes] = self._call("ZRANGE", key, 0, -1)
+        words = "ZRANGEBYSCORE", key, "-inf", "+inf", "LIMIT", 0, 1_000_000
+        members: list[bytes] = self._call(*words)
         return members

@@ -78,7 +78,7 @@ class LockNodes:
 
     def cools_down(self, key: str) -> bool:
         """Tell whether a node has noted that the call has just succeeded."""
-        return any(client.exists(COOLDOWN + key) for client in self._alive())
+        return any(one.pttl(COOLDOWN + key) != NO_SUCH_KEY for one in self._alive())
 
     def locks(self, text: str = "") -> list[str]:
         """Return the locks on each node whose key contains this text."""
@@ -123,7 +123,7 @@ class LockNodes:
     def until_renewed(self, key: str, times: int) -> None:
         """Wait until one node has renewed this lock this number of times."""
         # A node to which the holder connects late may not have the lock yet.
-        client = next(one for one in self._alive() if one.exists(PREFIX + key))
+        client = next(one for one in self._alive() if one.get(PREFIX + key))
 
         def ends_at() -> float:
             asked_at = time.monotonic()
@@ -193,7 +193,11 @@ class LockNodes:
     def published(self, key: str, task: str) -> int:
         """Return how many calls wait, as the node says that knows the fewest."""
         name = f"redlock:order:{key}:{task}"
-        return min(client.zcount(name, 1e12, "+inf") for client in self._clients)
+        counts = (
+            len(one.zrangebyscore(name, "(1e12", "+inf", start=0, num=1_000_000))
+            for one in self._clients
+        )
+        return min(counts)
 
     @property
     def _majority(self) -> int:

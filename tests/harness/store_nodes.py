@@ -112,7 +112,11 @@ def _answer(store: Store, sock: socket.socket) -> None:
                 found = words if message else [b"subscribe", channel, 1]
                 sock.sendall(_encoded(found))
             return
-        if commands:
+        if commands == [[b"FLUSHALL"]]:
+            ((_, names),) = store.run([[b"SCAN", b"0"]])
+            store.run([[b"DEL", name] for name in names])
+            sock.sendall(b"+OK\r\n")
+        elif commands:
             sock.sendall(b"".join(map(_encoded, store.run(commands))))
 
 

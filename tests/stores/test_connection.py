@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
     from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.stores.commands import Command
-    from celery_redlock.stores.connection import Waits
+    from celery_redlock.stores.connection import Command, Waits
     from celery_redlock.stores.postgresql_statements import Statement
     from celery_redlock.wire.requests import ScriptRequest
 

@@ -137,7 +137,7 @@ def test_lock_that_no_other_client_wants_takes_one_transaction_each_way(
     statuses = [one[0] if isinstance(one, list) else one for one in replies]
     assert statuses == [GRANTED, GRANTED, GRANTED, 1, GRANTED, 1]
     assert replies[4][1] > replies[0][1]
-    assert store.run([[b"EXISTS", lock]]) == [0]
+    assert store.run([[b"GET", lock]]) == [None]
 
 
 def test_counter_that_others_raised_costs_no_second_transaction(
@@ -214,7 +214,7 @@ def test_release_that_finds_a_waiter_is_right_at_the_second_try(
             others.run([wait])
         act = lambda: holder.run([release(lock, b"ours")])  # noqa: E731
         sent.append(requests_of(monkeypatch, holder, act))
-        assert others.run([[b"EXISTS", lock], [b"ZCARD", wait[1]]]) == [0, 0]
+        assert others.run([[b"GET", lock], [b"ZCARD", wait[1]]]) == [None, 0]
     assert sent[0][0] == "refused"
     assert sent[1][0] == sent[2][0] == "read"
     assert sent[3] == ["done"]
@@ -245,7 +245,8 @@ def test_grant_counts_on_each_field_of_the_state(
     else:
         once_before(monkeypatch, late, "_commit", change)
     assert late.run([acquire_now(name, meta, b"ours", b"3")]) == [reply]
-    assert others.run([[b"EXISTS", name]]) == [reply[0] == GRANTED]
+    is_there = others.run([[b"GET", name]]) != [None]
+    assert is_there == (reply[0] == GRANTED)
 
 
 def test_grant_sees_that_the_state_was_made_anew(connect: Callable[[], Etcd]) -> None:
@@ -441,7 +442,7 @@ def test_acquire_whose_reply_is_lost_is_done_once(
         asking = threading.Thread(target=lambda: replies.extend(store.run([ours])))
         proxy.hold_replies()
         asking.start()
-        until(lambda: others.run([[b"EXISTS", lock]]) == [1])
+        until(lambda: others.run([[b"GET", lock]]) != [None])
         if not is_granted_again:
             theirs = acquire_now(lock, meta, b"theirs", b"4")
             assert others.run([release(lock, b"ours"), theirs])[1][0] == GRANTED
@@ -470,7 +471,7 @@ def test_release_whose_reply_is_lost_spares_the_next_holder(
         asking = threading.Thread(target=act)
         proxy.hold_replies()
         asking.start()
-        until(lambda: others.run([[b"EXISTS", lock]]) == [0])
+        until(lambda: others.run([[b"GET", lock]]) == [None])
         others.run([acquire_now(lock, meta, b"theirs", b"4")])
         (value,) = others.run([[b"GET", lock]])
         proxy.drop()

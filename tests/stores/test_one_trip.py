@@ -22,7 +22,7 @@ from tests.stores.commands import VIEW, extend, release, script, vote
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
-    from celery_redlock.stores.commands import Command
+    from celery_redlock.stores.connection import Command
 
     Operator = psycopg.Connection[tuple[Any, ...]]
 

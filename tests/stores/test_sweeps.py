@@ -27,7 +27,7 @@ def _fill(store: Any) -> None:
     """Store twelve keys that end soon, between twelve that do not."""
     store.run([[b"SET", b"redlock:short%d" % n, b"x", b"PX", b"1"] for n in range(12)])
     store.run([[b"SET", b"redlock:long%d" % n, b"x"] for n in range(12)])
-    ended = [[b"EXISTS", b"redlock:short%d" % n] for n in range(12)]
+    ended = [[b"GET", b"redlock:short%d" % n] for n in range(12)]
     until(lambda: not any(store.run(ended)))
 
 

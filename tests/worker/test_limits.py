@@ -10,6 +10,7 @@ from celery.exceptions import WorkerLostError
 
 from celery_redlock import Redlock, singleton_task
 from celery_redlock.operations.doctor import Case, Severity, limits
+from tests.harness.lock_nodes import NO_SUCH_KEY
 from tests.harness.waiting import until
 from tests.worker.project.jobs import AT_ONCE, PERIOD, STARTS
 from tests.worker.support import FREED_WITHIN
@@ -34,7 +35,9 @@ def until_refused(deployment: Deployment, call: AsyncResult) -> None:
 
 def are_there(here: Deployment, name: str) -> bool:
     """Tell whether any node has this key."""
-    return any(node.command("EXISTS", name) for node in here.nodes.dev.nodes)
+    return any(
+        node.command("PTTL", name) != NO_SUCH_KEY for node in here.nodes.dev.nodes
+    )
 
 
 def test_limit_is_never_exceeded_and_no_job_is_lost(here: Deployment, key: str) -> None:

@@ -53,7 +53,7 @@ class Wait:
         self.redlock = self.nodes.redlock()
         self.redlock.listener = cast("Any", self)
         for index, node in enumerate(self.nodes.nodes):
-            node.memory.redis.publish = partial(self._publish, index)
+            node.memory.redis._publish = partial(self._publish, index)  # noqa: SLF001
         self.queue = self._queue()
 
     def wait_for_permits(self, *limits: Limit) -> None:
@@ -324,7 +324,7 @@ def test_wakeup_that_cannot_be_used_is_passed_on_after_a_look_that_saw_all_free(
         return 1
 
     for node in wait.nodes.nodes:
-        node.memory.redis.publish = publish
+        node.memory.redis._publish = publish  # noqa: SLF001
     behind = (*keys.locks("a"), *keys.wait_queues("a"))
     later = round(wait.clock.wall() * 1e6) + 60_000_000
     nodes.ask(JOIN_WAIT_QUEUE, behind, ["behind/1", later, 60_000])
