@@ -6,7 +6,7 @@
 --       5 tolerance_us  6 view
 --       7... stripes: the one of each lock
 -- Returns {GRANTED, number}, {TAKEN, value, ttl_ms, ...}, {QUARANTINED, ms},
---         {UNSYNCED, identity} or {MISCONFIGURED, config}
+--         {UNSYNCED, identity}, {MISCONFIGURED, config} or {EVICTS, policy}
 -- include shared/statuses.lua
 -- include shared/state.lua
 -- include shared/owned.lua

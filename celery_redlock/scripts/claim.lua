@@ -6,7 +6,8 @@
 --       6 check_cooldown (0 or 1)  7 together: the lines of a lock's value that name
 --       several keys (empty: one key). A lock with others is not of the same call
 -- Returns {GRANTED, 0}, {TAKEN, value, ttl_ms} whose value begins with the other job,
---         {QUARANTINED, ms}, {UNSYNCED, identity} or {MISCONFIGURED, config}
+--         {QUARANTINED, ms}, {UNSYNCED, identity}, {MISCONFIGURED, config} or
+--         {EVICTS, policy}
 -- include shared/statuses.lua
 -- include shared/state.lua
 local claim, lock, cooldown, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4]

@@ -5,7 +5,8 @@
 -- ARGV  1 view
 -- Returns {GRANTED, 0, field, number, field, number, ...},
 --         {QUARANTINED, ms, field, number, ...}, {UNSYNCED, identity, field, number,
---         ...}, {UNSYNCED, ''} or {MISCONFIGURED, config}
+--         ...}, {EVICTS, policy, field, number, ...}, {UNSYNCED, ''} or
+--         {MISCONFIGURED, config}
 -- include shared/statuses.lua
 -- include shared/state.lua
 local meta = KEYS[1]

@@ -8,8 +8,9 @@
 -- ARGV  1 view  2 token  3 ttl_ms
 -- Returns {GRANTED, 0}; {GRANTED, 0, who} after a cancel request, see REQUEST_CANCEL;
 --         {TAKEN, value, ttl_ms, ...}, {FREE}: a lock is missing; {QUARANTINED, ms},
---         {UNSYNCED, identity} or {MISCONFIGURED, config}. TAKEN and FREE end with the
---         record, if an operator has released these locks: FORCE_RELEASE
+--         {UNSYNCED, identity}, {MISCONFIGURED, config} or {EVICTS, policy}. TAKEN and
+--         FREE end with the record, if an operator has released these locks:
+--         FORCE_RELEASE
 -- include shared/statuses.lua
 -- include shared/state.lua
 -- include shared/proof.lua

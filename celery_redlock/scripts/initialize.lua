@@ -3,8 +3,8 @@
 --
 -- KEYS  1 meta [w]
 -- ARGV  1 view  2 hint_us  3 tolerance_us
--- Returns {GRANTED, 0}, {QUARANTINED, ms}, {UNSYNCED, identity} or
---         {MISCONFIGURED, config}
+-- Returns {GRANTED, 0}, {QUARANTINED, ms}, {UNSYNCED, identity},
+--         {MISCONFIGURED, config} or {EVICTS, policy}
 -- include shared/statuses.lua
 -- include shared/state.lua
 -- include shared/view.lua

@@ -2,8 +2,8 @@
 --
 -- KEYS  1 claim [own]  2 meta [vote]
 -- ARGV  1 view  2 job  3 ttl_ms
--- Returns {GRANTED, 0}, {FREE}, {QUARANTINED, ms}, {UNSYNCED, identity} or
---         {MISCONFIGURED, config}
+-- Returns {GRANTED, 0}, {FREE}, {QUARANTINED, ms}, {UNSYNCED, identity},
+--         {MISCONFIGURED, config} or {EVICTS, policy}
 -- include shared/statuses.lua
 -- include shared/state.lua
 -- include shared/claimed_by.lua

@@ -3,7 +3,7 @@
 -- KEYS  1 slots [r]  2 meta [vote]
 -- ARGV  1 view
 -- Returns {GRANTED, name, instant_us, name, instant_us, ...}, {QUARANTINED, ms},
---         {UNSYNCED, identity} or {MISCONFIGURED, config}
+--         {UNSYNCED, identity}, {MISCONFIGURED, config} or {EVICTS, policy}
 -- include shared/statuses.lua
 -- include shared/state.lua
 local slots, meta = KEYS[1], KEYS[2]

@@ -6,7 +6,7 @@
 -- ARGV  1 view  2 token  3 holder_info  4 ttl_ms  5 number
 --       6... stripes: the one of each lock
 -- Returns {GRANTED, 0}, {TAKEN, value, ttl_ms, ...}, {QUARANTINED, ms},
---         {UNSYNCED, identity} or {MISCONFIGURED, config}
+--         {UNSYNCED, identity}, {MISCONFIGURED, config} or {EVICTS, policy}
 -- include shared/statuses.lua
 -- include shared/state.lua
 -- include shared/owned.lua

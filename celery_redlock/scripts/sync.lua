@@ -4,8 +4,8 @@
 -- KEYS  1 meta [w]
 -- ARGV  1 view  2 identity  3 set_floor ('1': floor to TIME and tolerance_us, above
 --       every hint that was accepted)  4 tolerance_us  5... field, counter, ...
--- Returns {GRANTED, 0}, {QUARANTINED, ms}, {UNSYNCED, identity} or
---         {MISCONFIGURED, config}
+-- Returns {GRANTED, 0}, {QUARANTINED, ms}, {UNSYNCED, identity},
+--         {MISCONFIGURED, config} or {EVICTS, policy}
 -- include shared/statuses.lua
 -- include shared/state.lua
 -- include shared/raise_counters.lua
