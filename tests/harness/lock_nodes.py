@@ -101,10 +101,17 @@ class LockNodes:
     def until_all_see_the_end(self) -> None:
         """Wait until each client sees the end of a key that this process sees.
 
-        etcd tells its time in whole seconds, so another client may see it later.
+        etcd tells its time in whole seconds. A client that has just connected knows
+        least of it.
         """
-        if STORE == "etcd":
-            time.sleep(2.0)
+        now = time.time()
+        until(lambda: all(self._time(node) > now for node in self.dev.nodes))
+
+    @staticmethod
+    def _time(node: DevNode) -> float:
+        """Return the time that a new client gets from a node."""
+        seconds, microseconds = map(int, node.command("TIME"))
+        return seconds + microseconds / 1_000_000
 
     def until_free(self, text: str = "", seconds: float = 6.0) -> None:
         """Wait until no node has a lock whose key contains this text."""
