@@ -195,9 +195,7 @@ class Process:
     def pause(self) -> None:
         """Stop the process and its children (SIGSTOP); return when it is stopped."""
         self._signal_group("SIGSTOP")
-        if sys.platform == "linux" and self.is_running:
-            flags = os.WSTOPPED | os.WEXITED | os.WNOWAIT
-            os.waitid(os.P_PID, self.pid, flags)
+        self._wait_for_stop()
 
     def resume(self) -> None:
         """Let the process and its children go on (SIGCONT)."""
@@ -229,6 +227,11 @@ class Process:
         if self._process is None:
             raise RedlockError(f"{self!r} was never started. Start it first.")
         return self._process
+
+    def _wait_for_stop(self) -> None:
+        if sys.platform == "linux" and self.is_running:
+            flags = os.WSTOPPED | os.WEXITED | os.WNOWAIT
+            os.waitid(os.P_PID, self.pid, flags)
 
     def _signal_group(self, name: str) -> None:
         if sys.platform == "win32" or os.getpid() != self._owner:

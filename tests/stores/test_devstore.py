@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -159,3 +160,20 @@ def test_unknown_store_is_refused() -> None:
     """The error lists the stores."""
     with pytest.raises(ConfigurationError, match="postgresql, etcd, zookeeper"):
         DevStore("consul")
+
+
+def test_postgresql_starts_again_beside_children_of_a_dead_server() -> None:
+    """One of them hangs, and keeps the shared memory of the server that was killed."""
+    with store_servers("postgresql", initialize=False) as store:
+        (node,) = store.nodes
+        children = psutil.Process(node.pid).children()
+        children[0].suspend()
+        node.server.signal(signal.SIGKILL)
+        node.server.wait()
+
+        node.start()
+
+        assert node.is_running
+        assert not psutil.pid_exists(children[0].pid) or (
+            children[0].status() == psutil.STATUS_ZOMBIE
+        )

@@ -10,15 +10,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.devnodes.processes import free_port
 from celery_redlock.devnodes.stores.server import StoreServer
 from celery_redlock.errors import RedlockError
 
-_STARTS, _PAUSE = 50, 0.2  # tries after a kill, and seconds between them
+_CHILDREN_END, _PAUSE = 60.0, 0.2  # seconds after a kill, and between two tries
 _PORT_TRIES = 5
 _USER = "redlock"
 # Its data ends with the tests, so it need not survive a crash of the machine.
@@ -111,14 +111,17 @@ class PostgreSQL(StoreServer):
 
     def _start_again(self) -> None:
         """Start the server on its data, when children of a killed one have ended."""
-        for tries_left in reversed(range(_STARTS)):
+        give_up_at = SYSTEM_CLOCK.monotonic() + _CHILDREN_END
+        while True:
             super().start()
             try:
                 self.wait_until_ready()
             except RedlockError as error:
-                if "shared memory block" not in str(error) or not tries_left:
+                is_late = SYSTEM_CLOCK.monotonic() > give_up_at
+                if "shared memory block" not in str(error) or is_late:
                     raise
-                time.sleep(_PAUSE)
+                self.kill()
+                SYSTEM_CLOCK.sleep(_PAUSE)
             else:
                 return
 
@@ -145,26 +148,26 @@ class PostgreSQL(StoreServer):
             shutil.chown(self._folder, self._as_user["user"], self._as_user["group"])
 
     def _signal_group(self, name: str) -> None:
-        # The children first: the server starts others in their place. Each of them is
-        # the leader of a group of its own.
-        if self.is_running and sys.platform != "win32":
-            for pid in _children(self.pid):
+        # First the server stops, so that it starts no others in their place.
+        if sys.platform == "linux" and os.getpid() == self._owner:
+            super()._signal_group("SIGSTOP")
+            self._wait_for_stop()
+            for pid in self._children():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, getattr(signal, name))
         super()._signal_group(name)
 
+    def _children(self) -> list[int]:
+        """Return its children, also those that live on when it has ended.
 
-def _children(pid: int) -> list[int]:
-    """Return the processes whose parent this one is. Linux can tell."""
-    if sys.platform != "linux":
-        return []
-    children = []
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, IndexError):
-            fields = file.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == pid:
-                children.append(int(file.parent.name))
-    return children
+        Each of them is the leader of a group of its own, and all are in its folder.
+        """
+        data, children = str(self._folder / "data"), []
+        for link in Path("/proc").glob("[0-9]*/cwd"):
+            with contextlib.suppress(OSError):
+                if str(link.readlink()) == data and int(link.parent.name) != self.pid:
+                    children.append(int(link.parent.name))
+        return children
 
 
 def find_postgresql() -> Path | None:
