@@ -16,19 +16,15 @@ of their own, so Ctrl-C reaches only the program that started them. They end wit
 also kills them when this process is killed, if its main thread started them.
 Elsewhere they survive its SIGKILL.
 
-Read ``processes`` first (a child process), then ``node`` (one server, and its
-configuration) and ``deployment`` (they vote at once); `DevNodes` below is a list of
-nodes. ``store`` is a PostgreSQL, etcd or ZooKeeper in place of them, and ``stores`` has
-the servers of each.
+Read ``processes`` first (a child process), then ``deployment`` (what all servers share)
+and ``node`` (one server, and its configuration); `DevNodes` below is a list of nodes.
+``store`` is a PostgreSQL, etcd or ZooKeeper in place of them, and ``stores`` has the
+servers of each.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
-from typing import TYPE_CHECKING
-
-from celery_redlock.devnodes.deployment import initialize
+from celery_redlock.devnodes.deployment import Deployment
 from celery_redlock.devnodes.node import (
     DevNode,
     ServerOptions,
@@ -38,9 +34,6 @@ from celery_redlock.devnodes.node import (
 from celery_redlock.devnodes.processes import with_its_parent
 from celery_redlock.devnodes.store import STORES, DevStore, StoreNode
 from celery_redlock.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = [
     "STORES",
@@ -55,12 +48,14 @@ __all__ = [
 ]
 
 
-class DevNodes:
+class DevNodes(Deployment):
     """Redis-servers to use as nodes: a context manager.
 
     Attributes:
         nodes: The servers, in the order of their URLs.
     """
+
+    nodes: list[DevNode]
 
     def __init__(
         self,
@@ -92,47 +87,9 @@ class DevNodes:
         self.nodes = [DevNode(binary=binary, options=options) for _ in range(count)]
         self._max_ttl = max_ttl
         self._initialize = initialize
-        self._owner: int | None = None
 
-    @property
-    def urls(self) -> list[str]:
-        """The URLs, for `Redlock` or ``redlock_nodes``."""
-        return [node.url for node in self.nodes]
-
-    def start(self) -> None:
-        """Start all servers, and return when all answer. A second call does nothing.
-
-        Raises:
-            RedlockError: There is no redis-server, a server did not start, or the
-                deployment could not be initialized. No server is running.
-        """
-        if self._owner == os.getpid():
-            return
-        self._owner = os.getpid()
-        atexit.register(self.stop)
-        try:
-            for node in self.nodes:
-                node.launch()
-            for node in self.nodes:
-                node.start()
-            if self._initialize:
-                initialize(self.urls, self._max_ttl)
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """End all servers, paused or not. In a fork this does nothing."""
-        if self._owner != os.getpid():
-            return
+    def _start_all(self) -> None:
         for node in self.nodes:
-            node.stop()
-        self._owner = None
-        atexit.unregister(self.stop)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+            node.launch()
+        for node in self.nodes:
+            node.start()

@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.devnodes.deployment import Server
 from celery_redlock.devnodes.processes import Process, free_port
 from celery_redlock.errors import ConfigurationError, RedlockError
 
@@ -146,7 +147,7 @@ class ServerOptions:
         return f"redis://{login}127.0.0.1:{port}/0"
 
 
-class DevNode:
+class DevNode(Server):
     """One redis-server of `DevNodes`. Not thread-safe.
 
     Attributes:
@@ -163,7 +164,6 @@ class DevNode:
         limited = self._options.username is not None
         self._admin = secrets.token_hex() if limited else self._options.password
         self._folder = Path()
-        self._process: Process | None = None
         self._client: redis.Redis | None = None
         self._port_is_final = False
 
@@ -175,25 +175,6 @@ class DevNode:
     def url(self) -> str:
         """The URL for clients, with the password; complete after the start."""
         return self._url(self._options.username, self._options.password)
-
-    @property
-    def pid(self) -> int:
-        """The process id of the server.
-
-        Raises:
-            RedlockError: It is not running.
-        """
-        return self._running().pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process exists; a paused one does."""
-        return self._process is not None and self._process.is_running
-
-    @property
-    def log(self) -> str:
-        """The server's log since its last start."""
-        return "" if self._process is None else self._process.logs_since_start()
 
     def launch(self) -> None:
         """Start the process and return at once; `start` waits until it answers.
@@ -215,13 +196,13 @@ class DevNode:
         config.write_text(
             self._options.redis_conf(self._folder, self.port, self._admin)
         )
-        self._process = Process(
+        self.server = Process(
             repr(self),
             [binary, str(config)],
             log=self._folder / "log",
             environment=self._options.environment,
         )
-        self._process.start()
+        self.server.start()
 
     def start(self) -> None:
         """Start the server and return when it answers. A second call does nothing.
@@ -254,27 +235,10 @@ class DevNode:
             self._folder = Path()
             self._port_is_final = False
 
-    def pause(self) -> None:
-        """Stop the process (SIGSTOP): it accepts connections and never answers.
-
-        Raises:
-            RedlockError: It is not running.
-        """
-        self._running().pause()
-
-    def resume(self) -> None:
-        """Continue the process after `pause` (SIGCONT).
-
-        Raises:
-            RedlockError: It is not running.
-        """
-        self._running().resume()
-
     def kill(self) -> None:
         """End the process at once (SIGKILL), paused or not, like a crash."""
         self._close_client()
-        if self._process is not None:
-            self._process.kill()
+        super().kill()
 
     def restart(self, *, keep_memory: bool = False) -> None:
         """End the server and start it again at the same address.
@@ -312,11 +276,6 @@ class DevNode:
 
     def _url(self, username: str | None, password: str | None) -> str:
         return self._options.url(self._folder, self.port, username, password)
-
-    def _running(self) -> Process:
-        if self._process is None or not self._process.is_running:
-            raise RedlockError(f"{self!r} is not running. Start or restart it first.")
-        return self._process
 
     def _connected(self) -> redis.Redis:
         if self._client is None:

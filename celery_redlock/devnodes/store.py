@@ -14,21 +14,17 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 from typing import TYPE_CHECKING
 
-from celery_redlock.devnodes.deployment import initialize
+from celery_redlock.devnodes.deployment import Deployment, Server
 from celery_redlock.devnodes.stores.etcd import Etcd
 from celery_redlock.devnodes.stores.postgresql import installed_postgresql
 from celery_redlock.devnodes.stores.zookeeper import ZooKeeper
-from celery_redlock.errors import ConfigurationError, RedlockError
+from celery_redlock.errors import ConfigurationError
 from celery_redlock.stores.connection import store_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from typing_extensions import Self
 
     from celery_redlock.devnodes.stores.server import StoreServer, StoreServers
 
@@ -40,12 +36,14 @@ _SERVERS: dict[str, tuple[str, Callable[..., StoreServers]]] = {
 STORES = tuple(_SERVERS)
 
 
-class StoreNode:
+class StoreNode(Server):
     """One server of a `DevStore`, with the methods of a ``DevNode``. Not thread-safe.
 
     Args:
         server: Its process.
     """
+
+    server: StoreServer
 
     def __init__(self, server: StoreServer) -> None:
         self.server = server
@@ -63,25 +61,6 @@ class StoreNode:
         """The port of the server, the same after a restart; 0 before the start."""
         return self.server.port
 
-    @property
-    def pid(self) -> int:
-        """The process id of the server.
-
-        Raises:
-            RedlockError: It was never started.
-        """
-        return self.server.pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process exists; a paused one does."""
-        return self.server.is_running
-
-    @property
-    def log(self) -> str:
-        """The server's log since its last start."""
-        return self.server.logs_since_start()
-
     def start(self) -> None:
         """Start the server and return when it answers. A second call does nothing.
 
@@ -97,26 +76,6 @@ class StoreNode:
     def stop(self) -> None:
         """End the server, paused or not. `DevStore.stop` removes its data."""
         self.server.end()
-
-    def pause(self) -> None:
-        """Stop all processes of the server (SIGSTOP): it never answers.
-
-        Raises:
-            RedlockError: It is not running.
-        """
-        self._running().pause()
-
-    def resume(self) -> None:
-        """Continue the server after `pause` (SIGCONT).
-
-        Raises:
-            RedlockError: It is not running.
-        """
-        self._running().resume()
-
-    def kill(self) -> None:
-        """End all processes of the server at once (SIGKILL), paused or not."""
-        self.server.kill()
 
     def restart(self, *, keep_memory: bool = True) -> None:
         """Restart the server with its data.
@@ -136,13 +95,8 @@ class StoreNode:
         self.kill()
         self.start()
 
-    def _running(self) -> StoreServer:
-        if not self.is_running:
-            raise RedlockError(f"{self!r} is not running. Start it first.")
-        return self.server
 
-
-class DevStore:
+class DevStore(Deployment):
     """A store to use in place of nodes: a context manager, as `DevNodes`.
 
     Attributes:
@@ -150,6 +104,8 @@ class DevStore:
         title: The name of the store as a text shows it: ``"PostgreSQL"``.
         nodes: Its servers: one PostgreSQL, or the members of a cluster.
     """
+
+    nodes: list[StoreNode]
 
     def __init__(
         self,
@@ -187,48 +143,14 @@ class DevStore:
         self.nodes = [StoreNode(server) for server in self._servers.members]
         self._max_ttl = max_ttl
         self._initialize = initialize
-        self._owner: int | None = None
 
     @property
     def urls(self) -> list[str]:
         """The one URL of the store, for `Redlock` or ``redlock_nodes``."""
         return [self.nodes[0].url]
 
-    def start(self) -> None:
-        """Start all servers, and return when they answer. A second call does nothing.
+    def _start_all(self) -> None:
+        self._servers.start()
 
-        Raises:
-            RedlockError: One did not start, or could not be initialized. No server is
-                running.
-        """
-        if self._owner == os.getpid():
-            return
-        self._owner = os.getpid()
-        atexit.register(self.stop)
-        try:
-            self._servers.start()
-            if self._initialize:
-                initialize(self.urls, self._max_ttl)
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """End all servers, paused or not, and remove their data.
-
-        In a fork this does nothing.
-        """
-        if self._owner != os.getpid():
-            return
-        for node in self.nodes:
-            node.stop()
+    def _clean_up(self) -> None:
         self._servers.stop()
-        self._owner = None
-        atexit.unregister(self.stop)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
