@@ -1,20 +1,16 @@
-"""Stores of three members of which one is killed, and stores that cannot be used."""
+"""Stores of three members of which one is killed, and moves from store to store."""
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.devnodes.processes import free_port
-from celery_redlock.errors import ConfigurationError, LockHeld, RedlockError
+from celery_redlock.errors import LockHeld, RedlockError
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.reconfigure import reconfigure
 from celery_redlock.stores.connection import StoreError
-from celery_redlock.stores.etcd import Etcd as EtcdStore
 from celery_redlock.stores.zookeeper import ZooKeeper as ZooKeeperStore
 from tests.harness.store_nodes import store_servers
 
@@ -71,43 +67,6 @@ def test_a_killed_member_costs_no_lock(
     assert fences[1:] == sorted(set(fences[1:]))
 
 
-def test_run_id_is_kept_when_all_members_restart(
-    cluster: DevStore, start: Callable[[], Redlock]
-) -> None:
-    """A restart with the data loses no lock, so the restart guard does nothing."""
-    ours = start()
-    ours.acquire("kept", ttl=60.0)
-    for node in cluster.nodes:
-        node.kill()
-    for node in cluster.nodes:
-        node.start()
-    with pytest.raises(LockHeld):
-        start().acquire("kept")
-
-
-def test_processes_that_contend_hold_the_lock_one_after_another(
-    start: Callable[[], Redlock],
-) -> None:
-    """Exclusion holds while many commit at once, and each fence is a greater one."""
-    fences: list[Any] = []
-    inside = threading.Lock()
-    clients = [start() for _ in range(4)]
-
-    def work(redlock: Redlock) -> None:
-        for _ in range(5):
-            lease = redlock.acquire("contended", wait=30.0)
-            assert inside.acquire(blocking=False), "two holders"
-            fences.append(lease.fence)
-            inside.release()
-            redlock.release(lease)
-
-    with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(work, one) for one in clients]:
-            done.result()
-    assert len(fences) == 20
-    assert fences == sorted(set(fences))
-
-
 def test_deployment_moves_from_store_to_store(
     start_nodes: Callable[..., DevNodes],
 ) -> None:
@@ -133,27 +92,6 @@ def test_deployment_moves_from_store_to_store(
                     earlier.acquire("k")
             redlock.release(lease)
     assert fences == sorted(set(fences))
-
-
-def test_name_has_no_credentials() -> None:
-    """The name is all members, sorted, so two spellings of a cluster are one name."""
-    name = EtcdStore.name_of("etcd://user:secret@b:2380,a")
-    assert name == "a:2379+b:2380"
-
-
-@pytest.mark.parametrize("url", ["etcd://", "etcd://a:port", "etcd://a:2379,"])
-def test_url_without_members_is_refused(url: str) -> None:
-    """A URL that names no member is a mistake in the settings."""
-    with pytest.raises(ConfigurationError, match="host:port,host:port"):
-        Redlock([url])
-
-
-def test_unreachable_cluster_is_one_clear_error() -> None:
-    """The error says that no member answers, and shows no password."""
-    url = f"etcd://user:secret@127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
-    with pytest.raises(StoreError, match="has no member that answers") as caught:
-        EtcdStore(url, 1.0)
-    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("cluster", ["zookeeper"], indirect=True)

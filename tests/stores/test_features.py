@@ -13,14 +13,9 @@ import pytest
 
 from celery_redlock.election import Elector
 from celery_redlock.errors import LockHeld, LockLost
-from celery_redlock.line.cancel_requests import ask_to_end
-from celery_redlock.line.claims import Claims
-from celery_redlock.line.successors import SuccessorRegister, withdraw
 from celery_redlock.locks import wait_queue
-from celery_redlock.locks.lease import Holder, new_base
 from celery_redlock.locks.limits import wanted
 from celery_redlock.locks.redlock import Redlock
-from celery_redlock.records.beat_slots import SlotRecord, mark_slot
 from celery_redlock.records.standbys import leadership_of
 from celery_redlock.scripts import keys
 from celery_redlock.wire.client import NodeClient
@@ -166,39 +161,6 @@ def test_limit_of_two(start: Callable[[], Redlock], key: str) -> None:
         assert redlock.release(lease) == 1
 
 
-def test_several_keys_are_taken_all_or_none(
-    ours: Redlock, theirs: Redlock, key: str
-) -> None:
-    """A client that wants two keys of which one is held takes neither."""
-    one, other = f"{key}-a", f"{key}-b"
-    lease = ours.acquire(other)
-    with pytest.raises(LockHeld):
-        theirs.acquire([one, other])
-    ours.release(ours.acquire(one))
-    ours.release(lease)
-    both = theirs.acquire([one, other])
-    for name in (one, other):
-        with pytest.raises(LockHeld):
-            ours.acquire(name)
-    assert theirs.extend(both)
-    assert theirs.release(both) == 1
-
-
-def test_forced_release_is_noticed(ours: Redlock, theirs: Redlock, key: str) -> None:
-    """The lock is free, and its holder cannot renew it and finds it lost."""
-    base = new_base()
-    lease = ours.acquire(key, base=base)
-    assert theirs.release_base(key, base) == 1
-    later = theirs.acquire(key)
-    assert later.fence is not None
-    assert lease.fence is not None
-    assert later.fence > lease.fence
-    assert not ours.extend(lease)
-    with pytest.raises(LockLost):
-        lease.ensure(network=True)
-    theirs.release(later)
-
-
 def test_one_of_three_candidates_leads(start: Callable[[], Redlock], key: str) -> None:
     """When it resigns another one leads, with a greater number."""
     electors = [Elector(start(), key, ttl=30.0) for _ in range(3)]
@@ -244,73 +206,6 @@ def test_standby_that_ends_is_listed_no_longer(
     subprocess.run(command, check=True)  # noqa: S603  (our own command)
 
     assert leadership_of(theirs, key).standbys == ()
-
-
-def test_slot_of_beat_is_run_once(ours: Redlock, theirs: Redlock, key: str) -> None:
-    """Of two messages for it the second is named the first; both beats learn it."""
-    assert mark_slot(ours, f"{key}@noon", "first") is None
-    assert mark_slot(theirs, f"{key}@noon", "second") == "first"
-    assert mark_slot(theirs, f"{key}@noon", "first") is None
-    record, others = SlotRecord(ours, key), SlotRecord(theirs, key)
-    record.note({"report": 1_000_000})
-    assert not record.is_behind
-    others.load()
-    assert others.upto("report") == 1_000_000
-
-
-def test_call_is_claimed_by_one_publisher(
-    ours: Redlock, theirs: Redlock, key: str
-) -> None:
-    """The other one is given that job, until it is released or has succeeded."""
-    claims, others = Claims(ours), Claims(theirs)
-    first, second = (Holder.here(task="job", task_id=name) for name in ("a", "b"))
-    where = {"at_lock": True, "at_cooldown": True}
-    assert claims.take(key, first, **where) is None
-    claims.keep(key, "a", 60.0)
-    found = others.take(key, second, **where)
-    assert found is not None
-    assert (found.holder.task_id, found.phase) == ("a", "queued")
-    claims.release(key, "a")
-    lease = ours.acquire(key, holder=first)
-    found = others.take(key, second, **where)
-    assert found is not None
-    assert (found.holder.task_id, found.phase) == ("a", "running")
-    claims.cool_down(key, first, 60.0)
-    ours.release(lease)
-    found = others.take(key, second, **where)
-    assert found is not None
-    assert (found.holder.task_id, found.phase) == ("a", "succeeded")
-
-
-def test_newest_call_that_waits_supersedes_the_others(
-    ours: Redlock, theirs: Redlock, key: str
-) -> None:
-    """So ``buffer_one`` keeps one of them, also when it has started."""
-    same: dict[str, Any] = {"key": key, "task": "job", "expires": 0.0, "keep": "latest"}
-    older = SuccessorRegister(redlock=ours, task_id="a", published=1, **same)
-    newer = SuccessorRegister(redlock=theirs, task_id="b", published=2, **same)
-    assert older.enter(ttl=60.0).entered
-    assert newer.enter(ttl=60.0).entered
-    told = older.enter(ttl=60.0, entered=True)
-    assert (told.by, told.waits) == ("b", True)
-    assert newer.start(ttl=60.0, entered=True).by is None
-    told = older.enter(ttl=60.0, entered=True)
-    assert (told.by, told.waits) == ("b", False)
-    withdraw(theirs, key, "job", "b")
-
-
-def test_holder_is_asked_to_end(ours: Redlock, theirs: Redlock, key: str) -> None:
-    """It learns that with its next renewal, and keeps the lock until it has ended."""
-    lease = ours.acquire(key, holder=Holder.here(task="job", task_id="a"))
-    holder = theirs.inspect(key).holder
-    assert holder is not None
-    assert ask_to_end(theirs, key, holder, by="a newer call") == 1
-    renewal = ours.extension(lease)
-    assert renewal.carry_through(SOON)
-    assert renewal.cancelled_by == "a newer call"
-    with pytest.raises(LockHeld):
-        theirs.acquire(key)
-    ours.release(lease)
 
 
 def test_many_threads_contend(start: Callable[[], Redlock], key: str) -> None:

@@ -100,7 +100,13 @@ def test_connection_of_django_is_a_node() -> None:
         (["postgresql://u:secret@[db/app"], "it is no URL of PostgreSQL"),
         (["postgresql://u:secret@db/app?options=-c x=y"], "%20 for a blank"),
         (["etcd://u:secret@a:x"], "write the members as host:port,host:port"),
+        (["etcd://"], "host:port,host:port"),
+        (["etcd://u:secret@a:2379,"], "host:port,host:port"),
+        (["etcd://u:secret@a:2379/shop"], "has no path"),
         (["zookeeper://u:secret@a:x"], "write the servers as host:port,host:port"),
+        (["zookeeper://"], "host:port,host:port"),
+        (["zookeeper://u:secret@a:2181,"], "host:port,host:port"),
+        (["zookeeper://u:secret@a?ca=/ca.pem"], "there are no options, and no TLS"),
         (["etcds://u:secret@a?tls=1"], "there is no option tls; there are ca, cert"),
         (["etcds://u:secret@a?ca=/none"], "file of its option ca cannot be read"),
         (["etcd://u:secret@a?ca=/dev/null"], "its certificates need etcds://"),
@@ -143,6 +149,8 @@ def test_password_that_is_not_quoted_is_refused(
         ("etcd://me:a%40b%2Fc@a,b", "a:2379+b:2379"),
         ("zookeeper://me:a%40b%2Fc@a,b/root", "a:2181+b:2181/root"),
         ("zookeeper://a,b/ro%40t", "a:2181+b:2181/ro@t"),
+        ("etcd://user:word@b:2380,a", "a:2379+b:2380"),
+        ("zookeeper://user:word@b:2180,a/apps/shop/", "a:2181+b:2180/apps/shop"),
     ],
 )
 def test_password_that_is_quoted_is_in_no_name(url: str, name: str) -> None:

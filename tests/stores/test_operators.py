@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import closing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
+from celery_redlock.errors import QuorumUnreachable, RedlockError
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.doctor import Case
 from celery_redlock.operations.doctor.placement import tls
@@ -205,37 +203,6 @@ def test_doctor_names_the_missing_privileges(
     server.execute("DROP ROLE reader")
 
 
-def test_user_without_the_right_to_make_the_table(
-    server: psycopg.Connection, fresh: StoreNodes
-) -> None:
-    """The server's words say what is missing."""
-    server.execute("CREATE ROLE visitor LOGIN")
-    url = fresh.urls[0].replace("redlock@", "visitor@")
-    with (
-        closing(Redlock([url], node_timeout=5.0)) as redlock,
-        pytest.raises(RedlockError, match="did not let us make the table redlock_keys"),
-    ):
-        redlock.initialize()
-    server.execute("DROP ROLE visitor")
-
-
-def test_read_only_server_has_no_vote(
-    server: psycopg.Connection, fresh: StoreNodes
-) -> None:
-    """Its reason is told at once, and not with the first change."""
-    with closing(Redlock(fresh.urls, node_timeout=5.0)) as redlock:
-        redlock.initialize()
-    server.execute("ALTER DATABASE postgres SET default_transaction_read_only TO on")
-    try:
-        with closing(Redlock(fresh.urls, node_timeout=5.0)) as redlock:
-            problems = redlock.check().problems
-    finally:
-        server.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
-
-    assert len(problems) == 1
-    assert "is read-only; use a user and a database without" in problems[0]
-
-
 @pytest.mark.parametrize(
     ("url", "words"),
     [
@@ -255,39 +222,6 @@ def test_error_has_a_reason_and_no_password(
     assert not any(PASSWORD in one or QUOTED in one for one in told)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "words"),
-    [
-        (["postgresql://a/x", "redis://b:6379/0"], "A store decides alone"),
-        (["postgresql://a/x", "postgresql://b/x"], "A store decides alone"),
-        ([f"mysql://app:{QUOTED}@db/app"], "postgresql://"),
-        ([f"postgresql://app:{QUOTED}@db:port/app"], "cannot be used"),
-    ],
-)
-def test_nodes_that_cannot_be_used(nodes: list[str], words: str) -> None:
-    """They are refused when the settings are read, with the remedy."""
-    with pytest.raises(ConfigurationError, match=words) as refused:
-        Settings(nodes=nodes)  # type: ignore[arg-type]
-
-    assert PASSWORD not in str(refused.value)
-    assert QUOTED not in str(refused.value)
-
-
-def test_missing_driver_is_named_with_its_extra() -> None:
-    """The import of the package does not need it."""
-    program = (
-        "import sys; sys.modules['psycopg'] = None\n"
-        "from celery_redlock import ConfigurationError, Redlock\n"
-        "try: Redlock(['postgresql://db/app'])\n"
-        "except ConfigurationError as error: print(error)\n"
-    )
-    done = subprocess.run(  # noqa: S603  (this Python)
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-
-    assert "pip install 'celery-redlock[postgresql]'" in done.stdout
-
-
 def test_node_timeout_leaves_time_for_the_disk() -> None:
     """Unless it is set."""
     store: Any = ["postgresql://db/app"]
@@ -295,34 +229,6 @@ def test_node_timeout_leaves_time_for_the_disk() -> None:
     assert Settings(nodes=store).node_timeout == 0.5
     assert Settings(nodes=store, node_timeout=0.2).node_timeout == 0.2
     assert Settings(nodes=["redis://a:1/0"]).node_timeout == 0.05  # type: ignore[arg-type]
-
-
-def test_reconfigure_from_redis_to_postgresql_and_back(
-    start_nodes: Callable[..., DevNodes], server: psycopg.Connection, fresh: StoreNodes
-) -> None:
-    """The fences go on growing, and no two clients hold a lock."""
-    del server
-    options: dict[str, Any] = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.16}
-    nodes = start_nodes(3, max_ttl=0.5)
-    with (
-        closing(Redlock(nodes.urls, **options)) as redis,
-        closing(Redlock(fresh.urls, **options)) as store,
-    ):
-        first = redis.acquire("k")
-        redis.release(first)
-
-        reconfigure(redis, store)
-        second = store.acquire("k", wait=20)
-        with pytest.raises(QuorumUnreachable):
-            redis.acquire("k")
-        store.release(second)
-        for node in nodes.nodes:  # as ones that were switched off, and come back
-            node.command("DEL", "redlock:meta")
-        reconfigure(store, redis)
-        third = redis.acquire("k", wait=20)
-
-        assert first.fence < second.fence < third.fence
-        redis.release(third)
 
 
 def test_nodes_that_were_left_are_to_be_emptied_before_a_move_back(

@@ -622,12 +622,6 @@ def test_store_that_is_down_is_to_be_started(url: str) -> None:
     assert told.endswith(START)
 
 
-def test_path_of_an_etcd_is_refused() -> None:
-    """It would be taken for a part of the store, which etcd does not have."""
-    with pytest.raises(ConfigurationError, match="has no path"):
-        Redlock(["etcd://a:2379/shop"])
-
-
 def test_unknown_scheme_names_all_stores() -> None:
     """The remedy has each notation."""
     with pytest.raises(ConfigurationError) as refused:

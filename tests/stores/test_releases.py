@@ -1,4 +1,4 @@
-"""An acquire and a release by one connection to PostgreSQL: one round trip each."""
+"""Releases by one connection to PostgreSQL, and when a commit waits for the disk."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from celery_redlock.line.cancel_requests import ask_to_end
 from celery_redlock.locks.redlock import Redlock
-from celery_redlock.stores import postgresql_memory
 from celery_redlock.stores.postgresql import PostgreSQL as Store
 from celery_redlock.stores.postgresql_statements import Statement, Statements, lock
 from tests.harness.servers import PostgreSQL
@@ -52,35 +50,6 @@ def value_of(connection: psycopg.Connection, key: str) -> bytes | None:
     return row[0] if row else None
 
 
-def test_release_takes_one_round_trip(
-    redlock: Redlock, connection: psycopg.Connection, key: str, trips: list[list[str]]
-) -> None:
-    """The server compares what is there with what the connection has left there."""
-    lease = redlock.acquire(key, LONG)
-    assert value_of(connection, key)
-    trips.clear()
-
-    assert redlock.release(lease) == 1
-
-    assert len(trips) == 1
-    assert value_of(connection, key) is None
-
-
-def test_acquire_takes_one_round_trip_when_the_node_is_known(
-    redlock: Redlock, key: str, trips: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The connection has read the node's state for an earlier lock."""
-    # A busy machine may stop a test between the assumption and the comparison.
-    monkeypatch.setattr(postgresql_memory, "_MOST_LATE_US", 3_600_000_000)
-    redlock.release(redlock.acquire(f"{key}-earlier", LONG))
-    trips.clear()
-
-    lease = redlock.acquire(key, LONG)
-
-    assert trips == [["lock", "write if"]]
-    assert redlock.release(lease) == 1
-
-
 def test_renewed_lock_is_released_in_one_round_trip(
     redlock: Redlock, connection: psycopg.Connection, key: str, trips: list[list[str]]
 ) -> None:
@@ -93,27 +62,6 @@ def test_renewed_lock_is_released_in_one_round_trip(
 
     assert len(trips) == 1
     assert value_of(connection, key) is None
-
-
-@pytest.mark.parametrize("column", ["value = 'other'", "expires_at = 0"])
-def test_release_leaves_a_lock_that_is_no_longer_ours(
-    redlock: Redlock, connection: psycopg.Connection, key: str, column: str
-) -> None:
-    """The connection remembers a lock that another client has by now, or that ended."""
-    lease = redlock.acquire(key, LONG)
-    name = f"redlock:lock:{key}".encode()
-    change = sql.SQL("UPDATE redlock_keys SET {} WHERE name = %s").format(
-        sql.SQL(column)
-    )
-    connection.execute(change, (name,))
-    connection.commit()
-    held = value_of(connection, key)
-
-    assert redlock.release(lease) == 0
-
-    assert value_of(connection, key) == held
-    connection.execute("DELETE FROM redlock_keys WHERE name = %s", (name,))
-    connection.commit()
 
 
 def test_lock_with_a_request_to_end_is_released(

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.devnodes.processes import free_port
-from celery_redlock.errors import ConfigurationError
-from celery_redlock.locks.redlock import Redlock
 from celery_redlock.scripts import (
     FREE,
     GRANTED,
@@ -20,7 +17,6 @@ from celery_redlock.scripts import (
     UNSYNCED,
 )
 from celery_redlock.stores import zookeeper
-from celery_redlock.stores.connection import StoreError
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
 from celery_redlock.stores.zookeeper import ZooKeeper
 from tests.harness.waiting import until
@@ -569,35 +565,6 @@ def test_reads_behind_a_broken_connection_are_done_again(
     monkeypatch.setattr(client, "sync_async", sync_and_break)
     assert store.run([[b"GET", b"broken"]]) == [b"kept"]
     assert len(asked) == 2
-
-
-def test_name_of_zookeeper_has_no_credentials() -> None:
-    """The name is all servers, sorted, and the chroot: two places are two names."""
-    name = ZooKeeper.name_of("zookeeper://user:secret@b:2180,a/apps/shop/")
-    assert name == "a:2181+b:2180/apps/shop"
-
-
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("zookeeper://", "host:port,host:port"),
-        ("zookeeper://u:secret@a:2181,", "host:port,host:port"),
-        ("zookeeper://u:secret@a?ca=/ca.pem", "there are no options, and no TLS"),
-    ],
-)
-def test_wrong_url_of_zookeeper_is_refused(url: str, said: str) -> None:
-    """An option is not left out in silence: TLS would be thought to be in use."""
-    with pytest.raises(ConfigurationError, match=said) as caught:
-        Redlock([url])
-    assert "secret" not in str(caught.value)
-
-
-def test_unreachable_zookeeper_is_one_clear_error() -> None:
-    """The error says that no server accepts connections, and shows no password."""
-    url = f"zookeeper://user:secret@127.0.0.1:{free_port()}"
-    with pytest.raises(StoreError, match="did not accept a connection") as caught:
-        ZooKeeper(url, 0.5)
-    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.long
