@@ -96,14 +96,6 @@ class WaitingCall:
     leave_at: float
     entry: Any = None
 
-    def accepted(self) -> None:
-        """Note that a process of the pool has begun with the call."""
-        self.starts.accepted(self)
-
-    def ended(self) -> None:
-        """Note that this copy of the call has ended, in any way."""
-        self.starts.ended(self)
-
 
 @dataclass(eq=False, slots=True)
 class _Line:
@@ -421,16 +413,11 @@ class EarlyStartStep(bootsteps.StartStopStep):  # type: ignore[misc]
             starts.stop(parent.hub)
 
 
-def consumer_with_lines(consumer: Any) -> Any:
-    """Return the consumer with a timer that knows the lines of waiting calls.
+class Consumer:
+    """Celery's consumer, with a timer that knows the lines of waiting calls.
 
     Celery's strategies enter a call with a countdown in ``consumer.timer``.
     """
-    return _Consumer(consumer)
-
-
-class _Consumer:
-    """Celery's consumer, with another timer."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer

@@ -75,12 +75,7 @@ class OutageLog(OfOneProcess):
             self._calls.add(task_id)
         if self._limit.take() is None:
             return
-        fields = log_fields(
-            "outage",
-            calls=len(self._calls),
-            tries=self._tries.total(),
-            seconds=self._seconds,
-        )
+        fields = self._fields("outage")
         if self._tries.total() == 1:
             log.warning(
                 "%s will %s. %s From now on, this process logs this outage once a "
@@ -105,18 +100,13 @@ class OutageLog(OfOneProcess):
         if not self.is_on:
             return
         self.is_on = False
-        fields = log_fields(
-            "outage-over",
-            calls=len(self._calls),
-            tries=self._tries.total(),
-            seconds=self._seconds,
-        )
-        log.info(
-            "The lock nodes vote again. Too few did for %.0f s: %s.",
-            self._seconds,
-            self._numbers(),
-            extra=fields,
-        )
+        text = "The lock nodes vote again. Too few did for %.0f s: %s."
+        fields = self._fields("outage-over")
+        log.info(text, self._seconds, self._numbers(), extra=fields)
+
+    def _fields(self, event: str) -> dict[str, object]:
+        calls, tries = len(self._calls), self._tries.total()
+        return log_fields(event, calls=calls, tries=tries, seconds=self._seconds)
 
     @property
     def _seconds(self) -> float:

@@ -78,8 +78,7 @@ class Runtime:
         self.refusal_log = RefusalLog()
         self._service: dict[str, Redlock] = {}
         self._options: dict[str, ResolvedOptions] = {}
-        self._called_directly: set[tuple[str, str]] = set()
-        self._waiters: set[str] = set()
+        self._warned: set[str] = set()
         _runtimes.add(self)
 
     @property
@@ -130,30 +129,29 @@ class Runtime:
 
     def warn_of_waiting(self, task: str) -> None:
         """Log once for each task that calls which wait occupy worker processes."""
-        if task in self._waiters:
-            return
-        self._waiters.add(task)
-        log.warning(
+        self._warn_once(
+            "waits-in-a-process",
             "Calls of %s may wait for their lock (on_conflict: wait). A waiting call "
             "occupies a process of the worker and does nothing there. When calls wait "
             "in all processes, no other task runs. Where that may happen, use 'retry' "
             "or 'buffer_one', which wait in the queue.",
             task,
-            extra=log_fields("waits-in-a-process", task=task),
         )
 
     def warn_of_direct_calls(self, task: str, how: str) -> None:
         """Log once for each task that ``.map`` and the like run it without its lock."""
-        if (task, how) in self._called_directly:
-            return
-        self._called_directly.add((task, how))
-        log.warning(
+        self._warn_once(
+            "runs-without-lock",
             "%s runs without its lock: %s calls it as a plain function. Use a group "
             "of its calls, where each must have its lock.",
             task,
             how,
-            extra=log_fields("runs-without-lock", task=task),
         )
+
+    def _warn_once(self, event: str, text: str, task: str, *words: str) -> None:
+        if (one := (text % (task, *words))) not in self._warned:
+            self._warned.add(one)
+            log.warning(text, task, *words, extra=log_fields(event, task=task))
 
     def use(self, redlock: Redlock) -> None:
         """Use this lock service instead of one on the app's nodes. For tests."""

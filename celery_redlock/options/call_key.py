@@ -43,10 +43,10 @@ from celery_redlock.basics.signature import hidden_parameters, signature_of
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError, FingerprintError
 from celery_redlock.locks.limits import rate_of, wanted
-from celery_redlock.scripts.keys import is_permit, key_of
+from celery_redlock.scripts.keys import is_permit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from celery_redlock.locks.limits import Limits
 
@@ -163,14 +163,26 @@ class KeyRule:
         self,
         args: Sequence[Any] | None,
         kwargs: Mapping[str, Any] | None,
+        **how: Any,
+    ) -> str:
+        """Return the key of a call; see ``wanted_by``."""
+        return self.wanted_by(args, kwargs, **how)[0]
+
+    def wanted_by(
+        self,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
         *,
         headers: Mapping[str, Any] | None = None,
         may_have_more: bool = False,
-    ) -> str:
-        """Return the key of a call with these arguments, at most 512 characters.
+    ) -> tuple[str, Limits]:
+        """Return the key of a call, and the limits of the permits that it needs.
 
-        A longer text is cut and ends in a hash of the whole text. Several keys are one
-        text, as ``scripts.keys.key_of`` makes it.
+        A key has at most 512 characters: a longer text is cut and ends in a hash of the
+        whole text. Several keys are one text, as ``scripts.keys.key_of`` makes it.
+
+        There are no limits where each key has one holder at a time, and starts are not
+        counted. If two templates make the same key, the lesser of their limits counts.
 
         Args:
             args: Its arguments by position.
@@ -186,47 +198,27 @@ class KeyRule:
                 counts has no wire form, or the result cannot be a key.
         """
         values = self._values(args or (), kwargs or {}, may_have_more=may_have_more)
+        if self._mosts:
+            mosts: dict[str, int] = {}
+            for one in self._templates:
+                key, most = self._short(one(**values)), self._mosts[one.text]
+                mosts[key] = min(most, mosts.get(key, most))
+            try:
+                return wanted(mosts, rate=self._rate)
+            except ConfigurationError as error:
+                raise FingerprintError(
+                    f"The keys of this call of {self.task} cannot be used: {error} "
+                    "Nothing was sent or locked."
+                ) from None
         if self.key is None:
             key = f"{self.task}:{_hash(_canonical(self._without_defaults(values)))}"
-        elif len(self._templates) > 1:
-            return self._together([one(**values) for one in self._templates])
         else:
             if self.wants_headers:
                 values[_HEADERS] = MappingProxyType(dict(headers or {}))
             first = [values.pop(n) for n in self._by_position if n in values]
             key = self.key(*first, **values)
-        return self._short(key)
-
-    def wanted_by(
-        self,
-        args: Sequence[Any] | None,
-        kwargs: Mapping[str, Any] | None,
-        *,
-        headers: Mapping[str, Any] | None = None,
-        may_have_more: bool = False,
-    ) -> tuple[str, Limits]:
-        """Return the key of a call, and the limits of the permits that it needs.
-
-        There are none where each key has one holder at a time, and starts are not
-        counted. If two templates make the same key, the lesser of their limits counts.
-
-        Raises:
-            FingerprintError: As ``key_of`` does.
-        """
-        if not self._mosts or not self._has_limits:
-            key = self.key_of(
-                args, kwargs, headers=headers, may_have_more=may_have_more
-            )
-            return (
-                wanted(key, self._limit, self._rate) if self._has_limits else (key, ())
-            )
-        values = self._values(args or (), kwargs or {}, may_have_more=may_have_more)
-        mosts: dict[str, int] = {}
-        for one in self._templates:
-            key, most = self._short(one(**values)), self._mosts[one.text]
-            mosts[key] = min(most, mosts.get(key, most))
-        self._together(mosts)
-        return wanted(mosts, rate=self._rate)
+        key = self._short(key)
+        return wanted(key, self._limit, self._rate) if self._has_limits else (key, ())
 
     def limited_keys(self) -> list[LimitedKey]:
         """Return the templates of the keys that may have several holders, or a rate.
@@ -268,16 +260,6 @@ class KeyRule:
 
     def _filled_in(self, /, **values: Any) -> str:
         return self._templates[0](**values)
-
-    def _together(self, keys: Iterable[str]) -> str:
-        """Return the text of several keys, checked against each other."""
-        try:
-            return key_of([self._short(key) for key in keys])
-        except ConfigurationError as error:
-            raise FingerprintError(
-                f"The keys of this call of {self.task} cannot be used: {error} Nothing "
-                "was sent or locked."
-            ) from None
 
     def _short(self, key: str) -> str:
         """Return a checked key, cut to the greatest length.

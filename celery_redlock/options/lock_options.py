@@ -41,7 +41,7 @@ from celery_redlock.options.values import naming
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
     from typing_extensions import Unpack
 
@@ -165,12 +165,7 @@ class LockOptions(_AllOptions):
             task=self,
             ttl=ttl,
             on_publish=policies.publish_policy(self.on_conflict),
-            on_conflict=_filled(
-                policies.ON_CONFLICT,
-                self.on_conflict,
-                whole,
-                None if self.knows_one_running_call else self.refuse_registering,
-            ),
+            on_conflict=_filled(policies.ON_CONFLICT, self.on_conflict, whole),
             on_lock_lost=_filled(policies.ON_LOCK_LOST, self.on_lock_lost, whole),
             on_backend_error=_filled(
                 policies.ON_BACKEND_ERROR,
@@ -190,22 +185,15 @@ def _is_near(name: str, known: tuple[str, ...]) -> bool:
 
 
 def _filled(
-    option: policies.PolicyOption[Any, Any],
-    value: object,
-    options: LockOptions,
-    check: Callable[[Any], None] | None = None,
+    option: policies.PolicyOption[Any, Any], value: object, options: LockOptions
 ) -> Any:
-    """Return a policy whose decisions have no gaps; see ``Decision.fill``.
-
-    The check gets the class of each decision, and may refuse it.
-    """
+    """Return a policy whose decisions have no gaps; see ``Decision.fill``."""
     policy = option.policy(value)
-    if check is None:
-        return lambda situation: policy(situation).fill(situation, options)
 
-    def checked(situation: object) -> Any:
+    def answer(situation: object) -> Any:
         decision = policy(situation)
-        check(type(decision))
+        if isinstance(decision, policies.ConflictDecision):
+            options.refuse_registering(type(decision))
         return decision.fill(situation, options)
 
-    return checked
+    return answer

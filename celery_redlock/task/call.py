@@ -13,7 +13,6 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.text import check_id
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.line.backlog import leave_backlog
 from celery_redlock.line.successors import SuccessorRegister
 from celery_redlock.options.broker import (
     is_broadcast,
@@ -22,7 +21,7 @@ from celery_redlock.options.broker import (
 )
 from celery_redlock.task.header import TaskHeader, extract
 from celery_redlock.task.message import as_received
-from celery_redlock.task.publishing import release_claim
+from celery_redlock.task.publishing import leave_place, release_claim
 from celery_redlock.task.results import has_ended
 
 if TYPE_CHECKING:
@@ -90,10 +89,7 @@ class Call:
         except BaseException:
             # It will never begin.
             release_claim(runtime, header.claim, request.id, task.name)
-            if header.line:
-                leave_backlog(
-                    runtime.redlock, header.line[0], request.id, in_order=True
-                )
+            leave_place(task.app, header, request.id)
             raise
         if options.task.is_claimed and not header.claim:
             header = header._replace(claim=key)  # the project has replaced the headers

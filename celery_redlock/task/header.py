@@ -88,14 +88,6 @@ def _is_bool(value: object) -> bool:
     return type(value) is bool
 
 
-def _is_slot(value: object) -> bool:
-    return is_line(value, MOST_SLOT)
-
-
-def _is_order(value: object) -> bool:
-    return type(value) is str and value in ("", "latest", "first")
-
-
 def _is_key(value: object) -> bool:
     """Tell whether a value can be the text of one key or of several, one a line."""
     if type(value) is not str or len(value) > MOST_BYTES or not is_encodable(value):
@@ -134,10 +126,6 @@ def _is_line(value: object) -> bool:
     return False
 
 
-def _is_serializer(value: object) -> bool:
-    return type(value) is str and (not value or value in registry.name_to_type)
-
-
 # What the messages of others may say, and how each field is checked.
 _CHECKS: dict[str, Callable[[object], bool]] = {
     "deferred": _is_count,
@@ -146,15 +134,17 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
     "met_copy": _is_bool,
     "again": _is_bool,
     "ended": _is_bool,
-    "slot": _is_slot,
+    "slot": lambda value: is_line(value, MOST_SLOT),
     "published": _is_instant,
     "refused": _is_instant,
-    "next": _is_order,
+    "next": lambda value: type(value) is str and value in ("", "latest", "first"),
     "events": _is_bool,
     "claim": _is_key,
     "waits": _is_waits,
     "line": _is_line,
-    "serializer": _is_serializer,
+    "serializer": lambda value: (
+        type(value) is str and (not value or value in registry.name_to_type)
+    ),
 }
 
 
@@ -203,6 +193,25 @@ class TaskHeader(NamedTuple):
         base = fields.get("base")
         is_base = type(base) is str and _BASE.fullmatch(base)
         return header._replace(base=base if is_base else None)
+
+    @property
+    def wait(self) -> Waits | None:
+        """What a refused call waits for; None if the header says nothing of that."""
+        if not self.waits:
+            return None
+        key, limits, waits_on, backlog = self.waits
+        wanted = tuple(Limit(one, most, float(period)) for most, period, one in limits)
+        if not self.line:
+            return Waits(Wanted(key, wanted), self.published, waits_on, backlog)
+        in_order, (_, margin) = Wanted(key, wanted, in_order=True), self.line
+        return Waits(in_order, self.published, waits_on, backlog, float(margin))
+
+    @property
+    def place(self) -> str:
+        """The keys in whose backlogs the call may be, or ``""``."""
+        if self.waits and self.waits[3]:
+            return str(self.waits[0])
+        return str(self.line[0]) if self.line else ""
 
     def for_next_copy(self) -> dict[str, dict[str, Any]]:
         """Return the headers of the next copy: all but what is of this execution."""
@@ -268,38 +277,12 @@ def with_fields(headers: Mapping[str, Any] | None, **fields: Any) -> dict[str, A
     return {**headers, HEADER: {**_fields(headers), **fields}}
 
 
-def claim_in(headers: Mapping[str, Any] | None) -> str:
-    """Return the key that was claimed for the call, as its headers say, or ``""``."""
-    return TaskHeader.read(headers).claim
-
-
 def waits_of(
     wanted: Wanted, *, waits_on: bool = False, backlog: str = ""
 ) -> tuple[Any, ...]:
     """Return the field ``waits``, for what a call waits for."""
     limits = [[limit.most, limit.period, limit.key] for limit in wanted.limits]
     return (wanted.key, limits, waits_on, backlog)
-
-
-def waits_in(headers: Mapping[str, Any] | None) -> Waits | None:
-    """Return what the headers say of the wait of a refused call; None if nothing."""
-    header = TaskHeader.read(headers)
-    if not header.waits:
-        return None
-    key, limits, waits_on, backlog = header.waits
-    wanted = tuple(Limit(one, most, float(period)) for most, period, one in limits)
-    if not header.line:
-        return Waits(Wanted(key, wanted), header.published, waits_on, backlog)
-    in_order, (_, margin) = Wanted(key, wanted, in_order=True), header.line
-    return Waits(in_order, header.published, waits_on, backlog, float(margin))
-
-
-def place_in(headers: Mapping[str, Any] | None) -> str:
-    """Return the keys in whose backlogs a call may be by its headers, or ``""``."""
-    header = TaskHeader.read(headers)
-    if header.waits and header.waits[3]:
-        return str(header.waits[0])
-    return str(header.line[0]) if header.line else ""
 
 
 def extract(request: Context) -> TaskHeader:

@@ -55,17 +55,20 @@ from celery_redlock.errors import (
     LockUnavailable,
     QuorumUnreachable,
 )
+from celery_redlock.line.backlog import leave_backlog
 from celery_redlock.line.claims import Claims, ExistingJob
 from celery_redlock.locks.lease import Holder
 from celery_redlock.policies import Conflict, PublishDecision, Skip
 from celery_redlock.scripts.keys import shown
 from celery_redlock.signals import publish_claimed, publish_deduplicated
-from celery_redlock.task.header import TaskHeader, claim_in, with_fields
+from celery_redlock.task.header import TaskHeader, with_fields
 from celery_redlock.task.message import SentMessage
 from celery_redlock.task.results import has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from celery import Celery
 
     from celery_redlock.app.runtime import Runtime
     from celery_redlock.options.lock_options import ResolvedOptions
@@ -423,15 +426,28 @@ def release_claim(runtime: Runtime, key: str, task_id: str, task: str) -> None:
         runtime.watchdog.resend_releases()
 
 
-def _release_claim_of_message(sender: Any, message: Any, **_: object) -> None:
-    """Release the claim of a message that no task takes: its call will never begin."""
+def leave_place(app: Celery, header: TaskHeader, task_id: str) -> None:
+    """Leave the backlog, if the call is in one, for a call that will never begin."""
+    if header.place:
+        runtime, in_order = runtime_of(app), bool(header.line)
+        leave_backlog(runtime.redlock, header.place, task_id, in_order=in_order)
+        runtime.watchdog.resend_releases()  # the first request waits for connections
+
+
+def _end_entries_of_message(sender: Any, message: Any, **_: object) -> None:
+    """End the entries of a message that no task takes: its call will never begin."""
     headers = message.headers or {}
-    key, task_id = claim_in(headers), headers.get("id")
-    task = headers.get("task")
-    if key and is_id(task_id) and is_id(task):
-        release_claim(runtime_of(sender.app), key, str(task_id), str(task))
+    header, task_id, task = (
+        TaskHeader.read(headers),
+        headers.get("id"),
+        headers.get("task"),
+    )
+    if is_id(task_id):
+        leave_place(sender.app, header, str(task_id))
+        if header.claim and is_id(task):
+            release_claim(runtime_of(sender.app), header.claim, str(task_id), str(task))
 
 
 celery_signals.beat_init.connect(_when_beat_begins, weak=False)
 for _signal in (celery_signals.task_unknown, celery_signals.task_rejected):
-    _signal.connect(_release_claim_of_message, weak=False)
+    _signal.connect(_end_entries_of_message, weak=False)

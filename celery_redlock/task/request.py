@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionWithTraceback
-from celery import signals
 from celery.exceptions import (
     Ignore,
     InvalidTaskError,
@@ -46,27 +45,22 @@ from celery.worker.request import Request
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.log_fields import log_fields
-from celery_redlock.basics.text import check_id, is_id, on_nodes
-from celery_redlock.line.backlog import keep_place, leave_backlog
+from celery_redlock.basics.text import check_id, on_nodes
+from celery_redlock.line.backlog import keep_place
 from celery_redlock.line.successors import withdraw
 from celery_redlock.locks.limits import with_copies
 from celery_redlock.options.broker import marks_redeliveries
 from celery_redlock.scripts.keys import shown
 from celery_redlock.task.header import (
     TaskHeader,
-    claim_in,
     fault_of,
     mint,
-    place_in,
-    waits_in,
 )
 from celery_redlock.task.message import wanted_by_message
-from celery_redlock.task.publishing import release_claim
+from celery_redlock.task.publishing import leave_place, release_claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from celery import Celery
 
     from celery_redlock.app.early_start import WaitingCall
     from celery_redlock.locks.limits import Limits
@@ -122,8 +116,8 @@ class RedlockRequest(Request):
         self._redlock_base = mint(
             self.request_dict, self._content_type, events=self._sends_events()
         )
-        self._redlock_claim = claim_in(self.request_dict)
-        self.redlock_waits = waits_in(self.request_dict)
+        self._redlock_header = TaskHeader.read(self.request_dict)
+        self.redlock_waits = self._redlock_header.wait
         self._redlock_waiting: WaitingCall | None = None
 
     @property
@@ -149,8 +143,8 @@ class RedlockRequest(Request):
 
     def on_accepted(self, *args: Any, **kwargs: Any) -> Any:
         """Tell the line of its key that the call tries for its lock now."""
-        if self.redlock_waiting is not None:
-            self.redlock_waiting.accepted()
+        if (call := self.redlock_waiting) is not None:
+            call.starts.accepted(call)
         return super().on_accepted(*args, **kwargs)
 
     def _end_wait_of_success(self, *args: Any, **kwargs: Any) -> Any:
@@ -159,8 +153,8 @@ class RedlockRequest(Request):
         return type(self).on_success(self, *args, **kwargs)
 
     def _end_wait(self) -> None:
-        if self.redlock_waiting is not None:
-            self.redlock_waiting.ended()
+        if (call := self.redlock_waiting) is not None:
+            call.starts.ended(call)
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """Release the lock of a child that is gone, before the message is requeued."""
@@ -264,21 +258,21 @@ class RedlockRequest(Request):
 
     def _keep_in_line(self) -> None:
         """Give a call that comes back its place again, before later ones may run."""
-        header = TaskHeader.read(self.request_dict)
-        if not header.line:
-            return
-        key, margin = header.line
-        redlock, since = runtime_of(self.app).redlock, header.published
-        keep_place(redlock, key, self.id, since=since, seconds=0.0, margin=margin)
+        if line := self._redlock_header.line:
+            redlock, since = (
+                runtime_of(self.app).redlock,
+                self._redlock_header.published,
+            )
+            key, margin = line
+            keep_place(redlock, key, self.id, since=since, seconds=0.0, margin=margin)
 
     def _end_entries(self) -> None:
         """End place, claim and candidate of a call that does not come back."""
-        if place_in(self.request_dict):
-            with self._logged():
-                _leave_place(self.app, self.request_dict, self.id)
+        with self._logged():
+            leave_place(self.app, self._redlock_header, self.id)
         try:
             runtime, options = runtime_of(self.app), self.task.lock_options
-            claim = self._redlock_claim
+            claim = self._redlock_header.claim
             release_claim(runtime, claim, self.id, self.task.name)
             looks_for_claim = not claim and options.unique_while != "running"
             if not (looks_for_claim or options.registers_successors):
@@ -398,21 +392,6 @@ class RedlockRequest(Request):
             )
 
 
-def _leave_place(app: Celery, headers: Any, task_id: str) -> None:
-    """Leave the backlog for a call that has ended in a main process."""
-    runtime, in_order = runtime_of(app), bool(TaskHeader.read(headers).line)
-    leave_backlog(runtime.redlock, place_in(headers), task_id, in_order=in_order)
-    runtime.watchdog.resend_releases()  # the first request waits for its connections
-
-
-def _when_refused(sender: Any, message: Any, **_: object) -> None:
-    """Leave the backlog for a message that no task of this worker takes."""
-    headers = message.headers or {}
-    task_id = headers.get("id")
-    if place_in(headers) and is_id(task_id):
-        _leave_place(sender.app, headers, str(task_id))
-
-
 def _is_gone(pid: int) -> bool:
     """Tell whether a child has ended, also while its parent has not waited for it."""
     try:
@@ -435,7 +414,3 @@ def _answers(pid: int) -> bool:
     except OSError:
         return True
     return True
-
-
-for _signal in (signals.task_unknown, signals.task_rejected):
-    _signal.connect(_when_refused, weak=False)

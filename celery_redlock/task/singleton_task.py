@@ -391,11 +391,9 @@ class SingletonTask(_Base[P, R]):
 
     def start_strategy(self, app: Celery, consumer: Any, **named: Any) -> Any:
         """Return Celery's strategy, by which a worker starts refused calls early."""
-        from celery_redlock.app.early_start import (  # noqa: PLC0415  (a worker's)
-            consumer_with_lines,
-        )
+        from celery_redlock.app.early_start import Consumer  # noqa: PLC0415  (a worker's)
 
-        return super().start_strategy(app, consumer_with_lines(consumer), **named)
+        return super().start_strategy(app, Consumer(consumer), **named)
 
     # -- publishing -----------------------------------------------------------
 

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,12 +35,10 @@ from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit, Waits, Wanted
 from celery_redlock.task.header import (
     TaskHeader,
-    claim_in,
     clean,
     extract,
     fault_of,
     mint,
-    waits_in,
     waits_of,
 )
 from celery_redlock.task.request import EndedAsRevoked, RedlockRequest
@@ -87,7 +86,9 @@ def test_main_process_learns_what_a_refused_call_waits_for(
 
     received = json.loads(json.dumps(headers))
 
-    assert waits_in(received) == Waits(wanted, 7, waits_on=True, backlog="b")
+    assert TaskHeader.read(received).wait == Waits(
+        wanted, 7, waits_on=True, backlog="b"
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_field_of_another_form_means_that_a_call_waits_for_nothing(waits: Any) -
     """A message that another program has sent must not end a worker."""
     request = {"redlock": {"waits": waits}}
 
-    assert waits_in(request) is None
+    assert TaskHeader.read(request).wait is None
     assert "'waits'" in fault_of(request)
 
 
@@ -167,7 +168,7 @@ def test_header_with_one_wrong_field_counts_as_none(junk: object) -> None:
     request: dict[str, Any] = {"id": "x", "redlock": forged}
 
     assert extract(Context(request)) == TaskHeader()
-    assert claim_in(request) == ""
+    assert TaskHeader.read(request).claim == ""
     assert fault_of(request)
 
     mint(request)
@@ -381,15 +382,15 @@ def test_lock_of_an_ordinary_failure_is_the_childs_affair(worker: Worker) -> Non
     assert is_locked(worker)
 
 
-class WaitingCall:
-    """A call in the line of its key, which notes when it ends."""
+class Starts:
+    """A line of waiting calls, which notes the calls that end."""
 
     def __init__(self) -> None:
-        self.ends = 0
+        self.ends: list[object] = []
 
-    def ended(self) -> None:
+    def ended(self, call: object) -> None:
         """Note an end."""
-        self.ends += 1
+        self.ends.append(call)
 
 
 def test_success_ends_the_wait_of_a_call_that_was_started_early(worker: Worker) -> None:
@@ -397,12 +398,13 @@ def test_success_ends_the_wait_of_a_call_that_was_started_early(worker: Worker) 
 
     Celery makes a class of the request class, and overrides its ``on_success``.
     """
-    request, waiting = receive(worker), WaitingCall()
-    request.redlock_waiting = waiting  # type: ignore[assignment]
+    request, starts = receive(worker), Starts()
+    waiting: Any = SimpleNamespace(starts=starts)
+    request.redlock_waiting = waiting
 
     request.on_success((0, None, 0.1))
 
-    assert waiting.ends == 1
+    assert starts.ends == [waiting]
     assert isinstance(request.eventer, Eventer)
     assert [kind for kind, _ in request.eventer.sent] == ["task-succeeded"]
 
