@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from celery_redlock.options.exactly_once import ExactlyOnce
-
 log = logging.getLogger(__name__)
 
 AT_ONCE = 1000  # records that one transaction deletes
@@ -119,22 +117,23 @@ def now() -> datetime:
     return datetime.fromtimestamp(SYSTEM_CLOCK.wall(), timezone.utc)
 
 
-def record_id(task: str, *, per_key: bool, subject: str) -> str:
-    """Return the id of the record of the calls with this key, or task id."""
-    text = f"{'key' if per_key else 'task_id'}\n{task}\n{subject}"
+def record_id(call: Any) -> str:
+    """Return the id of the record of calls with the same key, or task id."""
+    per_key = call.options.task.records_key
+    kind, subject = ("key", call.key) if per_key else ("task_id", call.id)
+    text = f"{kind}\n{call.task.name}\n{subject}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def has_succeeded(call: Any, once: ExactlyOnce) -> bool:
+def has_succeeded(call: Any) -> bool:
     """Tell whether a success is recorded for a call whose stored result is a failure.
 
     Celery stores such a failure after an error of its own: it could not store the
     result, and the effects are committed. The record is right.
     """
-    subject = call.key if once.per_key else call.id
-    number = record_id(call.task.name, per_key=once.per_key, subject=subject)
+    records: RecordStore = call.options.records
     try:
-        with once.records.transaction(number, may_be_nested=True) as found:
+        with records.transaction(record_id(call), may_be_nested=True) as found:
             pass
     except Exception:
         # If the database is away, the call fails when it looks for the record itself.
@@ -166,8 +165,8 @@ def delete_old_records(app: Celery) -> int:
     for task in list(app.tasks.values()):
         options = getattr(task, "lock_options", None)
         if isinstance(options, LockOptions) and options.exactly_once_in is not None:
-            once = runtime_of(app).options(task.name, options).exactly_once
-            stores[options.exactly_once_in] = once.records  # type: ignore[union-attr]
+            records = runtime_of(app).options(task.name, options).records
+            stores[options.exactly_once_in] = records
     deleted, than = 0, now()
     for store in stores.values():
         while count := store.delete_older(than, AT_ONCE):

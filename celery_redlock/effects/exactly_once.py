@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery_redlock.effects.call_records import RecordStore
-    from celery_redlock.options.exactly_once import ExactlyOnce
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +73,11 @@ _NOT_DONE = (Ignore, Reject, Retry, LeaseError, ConfigurationError, StaleFence)
 _PAUSES, _FIRST_PAUSE, _LONGEST_PAUSE = 6, 0.1, 2.0  # seconds; about 5 in all
 
 
-def run_once(execution: Any, once: ExactlyOnce, body: Callable[[], Any]) -> Any:
+def run_once(execution: Any, body: Callable[[], Any]) -> Any:
     """Return what the body returns, or what is recorded of the call.
 
     Args:
         execution: The `execution.Execution`, with its lock.
-        once: How the calls of the task are recorded.
         body: The body, which interrupts reach.
 
     Raises:
@@ -88,7 +86,7 @@ def run_once(execution: Any, once: ExactlyOnce, body: Callable[[], Any]) -> Any:
         ConfigurationError: The records cannot be used.
         StaleFence: A later holder of the lock has recorded another call with the key.
     """
-    return _OnceRun(execution, once).run(body)
+    return _OnceRun(execution).run(body)
 
 
 class _RollBack(Exception):  # noqa: N818  (it leaves this module never)
@@ -98,12 +96,11 @@ class _RollBack(Exception):  # noqa: N818  (it leaves this module never)
 class _OnceRun:
     """One run of a call with a record."""
 
-    def __init__(self, execution: Any, once: ExactlyOnce) -> None:
+    def __init__(self, execution: Any) -> None:
         call = execution.call
-        self._execution, self._call, self._once = execution, call, once
-        self._records: RecordStore = once.records
-        subject = call.key if once.per_key else call.id
-        self._id = record_id(call.task.name, per_key=once.per_key, subject=subject)
+        self._execution, self._call, self._options = execution, call, call.options.task
+        self._records: RecordStore = call.options.records
+        self._id = record_id(call)
         self._fence = execution.lease.fence if execution.lease else 0
         self._has_begun = self._has_failed = False  # the body
 
@@ -153,9 +150,10 @@ class _OnceRun:
 
     def _counts(self, found: CallRecord | None) -> bool:
         """Tell whether a record says that this call is done."""
-        if found is None or not self._once.per_key:
+        if found is None or not self._options.records_key:
             return found is not None
-        return now() < found.recorded_at + timedelta(seconds=self._once.repeats_for)
+        period = timedelta(seconds=self._options.exactly_once_for)
+        return now() < found.recorded_at + period
 
     def _refuse_stale(self, found: CallRecord | None) -> None:
         if found is not None and 0 < self._fence < found.fence:
@@ -189,7 +187,8 @@ class _OnceRun:
         if isinstance(error, (Ignore, Reject, Retry, ConfigurationError)):
             raise error
         lease = self._execution.lease
-        if lease is not None and not lease.is_valid():
+        is_held = lease is None or lease.is_valid()
+        if not is_held:
             try:
                 found = self._look()
             except Exception:
@@ -198,13 +197,10 @@ class _OnceRun:
                 raise error from None
             if self._counts(found) and found is not None:
                 return self._end_late(found)
-        elif self._records_failure(error):
+        is_of_body = self._has_begun and not isinstance(error, _NOT_DONE)
+        if is_held and is_of_body and self._options.exactly_once_failures:
             self._record_failure(error, before)
         raise error
-
-    def _records_failure(self, error: Exception) -> bool:
-        wanted = self._once.failures and self._has_begun
-        return wanted and not isinstance(error, _NOT_DONE)
 
     def _record_failure(self, error: Exception, before: CallRecord | None) -> None:
         try:
@@ -333,5 +329,5 @@ class _OnceRun:
             content_type=kind,
             content_encoding=encoding,
             recorded_at=recorded_at,
-            keep_until=recorded_at + timedelta(seconds=self._once.keep),
+            keep_until=recorded_at + timedelta(seconds=self._options.keeps_records_for),
         )

@@ -37,7 +37,6 @@ from celery._state import _get_active_apps, connect_on_app_finalize
 from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from kombu.serialization import prepare_accept_content
-from kombu.utils.imports import symbol_by_name
 from kombu.utils.uuid import uuid
 
 from celery_redlock.app.confirmed import MessageRefusedError, confirmed
@@ -47,6 +46,7 @@ from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.effects.call_records import now, register
 from celery_redlock.effects.stored import loaded, stored
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.options.exactly_once import check_database, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -56,10 +56,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_STORES = {
-    "Django": "celery_redlock.contrib.django.outbox:DjangoMessages",
-    "SQLAlchemy": "celery_redlock.contrib.sqlalchemy.outbox:SqlAlchemyMessages",
-}
 _AT_ONCE = 100  # messages that are taken together
 _TAKEN = 30.0  # seconds for which messages are taken
 _PUBLISHING = 10.0  # of them; then the rest is free again
@@ -188,12 +184,7 @@ class Outbox:
         self._database = database
         self._app = app
         self._opened: MessageStore | None = None
-        if not (isinstance(database, str) and database) and not callable(database):
-            raise ConfigurationError(
-                f"An Outbox was made with {database!r}; it needs the alias of a Django "
-                'database such as "default", or a callable that returns a session of '
-                "SQLAlchemy such as `lambda: Session(engine)`."
-            )
+        check_database("The database of an Outbox", database)
         _known.add(self)
 
     @property
@@ -305,17 +296,12 @@ class Outbox:
     @property
     def _store(self) -> MessageStore:
         if self._opened is None:
-            package = "Django" if isinstance(self._database, str) else "SQLAlchemy"
-            try:
-                kind = symbol_by_name(_STORES[package])  # type: ignore[no-untyped-call]
-            except ImportError as error:
-                raise ConfigurationError(
-                    f"Outbox({self._database!r}) needs {package}, which cannot be "
-                    f"imported ({error}). Install it."
-                ) from error
-            store: MessageStore = kind(self._database)
-            store.check()
-            self._opened = store
+            self._opened = open_store(
+                "An Outbox",
+                self._database,
+                django="django.outbox:DjangoMessages",
+                sqlalchemy="sqlalchemy.outbox:SqlAlchemyMessages",
+            )
         return self._opened
 
     # -- publishing ----------------------------------------------------------------

@@ -1,7 +1,7 @@
 """``exactly_once_in`` and the options that go with it: what they mean, and their rules.
 
-`ExactlyOnce` has them with nothing left open. It names the store of the records, which
-is in ``contrib`` and is imported when a task with the option first needs it.
+The stores of records and messages are in ``contrib``, and are imported when a task or
+an outbox first needs them: ``open_store``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _PER = ("task_id", "key")
 _KEEP = timedelta(days=30).total_seconds()
-_DJANGO = "celery_redlock.contrib.django.records:DjangoRecords"
-_SQLALCHEMY = "celery_redlock.contrib.sqlalchemy.records:SqlAlchemyRecords"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +47,7 @@ class RecordOptions(LimitOptions):
         if database is None:
             self._refuse_without_database()
             return
-        if not (isinstance(database, str) and database) and not callable(database):
-            raise ConfigurationError(
-                f"exactly_once_in is {database!r}; it must be the alias of a Django "
-                'database such as "default", or a callable that returns a session of '
-                "SQLAlchemy such as `lambda: Session(engine)`."
-            )
+        check_database("exactly_once_in", database)
         if inspect.iscoroutinefunction(database):
             raise ConfigurationError(
                 "exactly_once_in is an async function. The body of a task is a plain "
@@ -65,11 +58,36 @@ class RecordOptions(LimitOptions):
             raise ConfigurationError(f"exactly_once_per={per!r} does not exist. {hint}")
         flag("exactly_once_failures", self.exactly_once_failures)
         self._check_period()
-        if per == "key" and self.has_permits:
+        if self.records_key and self.has_permits:
             raise ConfigurationError(
                 "exactly_once_per='key' needs one call of the key at a time, and with "
                 f"{self.several} several may start. Leave one of the two out."
             )
+
+    @property
+    def records_key(self) -> bool:
+        """Whether calls with the same key are the same, and not those of one id."""
+        return self.exactly_once_per == "key"
+
+    @property
+    def keeps_records_for(self) -> float:
+        """The seconds after which a record may be deleted."""
+        return max(self.record_keep or _KEEP, self.exactly_once_for or 0.0)
+
+    def open_records(self) -> Any:
+        """Return the `RecordStore` of the calls; None without ``exactly_once_in``.
+
+        Raises:
+            ConfigurationError: The database cannot be used.
+        """
+        if self.exactly_once_in is None:
+            return None
+        return open_store(
+            "exactly_once_in",
+            self.exactly_once_in,
+            django="django.records:DjangoRecords",
+            sqlalchemy="sqlalchemy.records:SqlAlchemyRecords",
+        )
 
     def _refuse_without_database(self) -> None:
         for option in fields(self):
@@ -82,7 +100,7 @@ class RecordOptions(LimitOptions):
                 )
 
     def _check_period(self) -> None:
-        per_key, period = self.exactly_once_per == "key", self.exactly_once_for
+        per_key, period = self.records_key, self.exactly_once_for
         if per_key and period is None:
             raise ConfigurationError(
                 "exactly_once_per='key' needs exactly_once_for, the time in which the "
@@ -102,55 +120,38 @@ class RecordOptions(LimitOptions):
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExactlyOnce:
-    """The options of a task whose calls are recorded in the database of their effects.
-
-    Attributes:
-        records: The store of the records (``effects.call_records.RecordStore``).
-        per_key: Whether calls with the same key are the same call; otherwise calls
-            with the same task id are.
-        repeats_for: Seconds for which a call with the same key is given the recorded
-            result; 0 where a record counts for as long as it is kept.
-        keep: Seconds after which a record may be deleted.
-        failures: Whether a failure is recorded, too.
-    """
-
-    records: Any
-    per_key: bool
-    repeats_for: float
-    keep: float
-    failures: bool
-
-    @classmethod
-    def of(cls, options: RecordOptions) -> ExactlyOnce | None:
-        """Return the resolved options of a task; None without ``exactly_once_in``.
-
-        Raises:
-            ConfigurationError: The database is not known, or the package that its
-                records need is not installed.
-        """
-        database = options.exactly_once_in
-        if database is None:
-            return None
-        return cls(
-            records=_open_records(database),
-            per_key=options.exactly_once_per == "key",
-            repeats_for=options.exactly_once_for or 0.0,
-            keep=max(options.record_keep or _KEEP, options.exactly_once_for or 0.0),
-            failures=options.exactly_once_failures,
+def check_database(what: str, database: object) -> None:
+    """Refuse a value that names no database of records or messages."""
+    if not (isinstance(database, str) and database) and not callable(database):
+        raise ConfigurationError(
+            f"{what} is {database!r}; it must be the alias of a Django database such "
+            'as "default", or a callable that returns a session of SQLAlchemy such as '
+            "`lambda: Session(engine)`."
         )
 
 
-def _open_records(database: object) -> Any:
-    name = _DJANGO if isinstance(database, str) else _SQLALCHEMY
+def open_store(what: str, database: object, *, django: str, sqlalchemy: str) -> Any:
+    """Return the store of records or messages in a database, checked.
+
+    Args:
+        what: What the database is given to.
+        database: The alias of a Django database, or a callable that returns a session.
+        django: The class of the store there, as ``"module:Class"`` in ``contrib``.
+        sqlalchemy: The same with SQLAlchemy.
+
+    Raises:
+        ConfigurationError: The store can never work, or the package that it needs is
+            not installed.
+    """
+    is_django = isinstance(database, str)
+    package, name = ("Django", django) if is_django else ("SQLAlchemy", sqlalchemy)
     try:
-        records = symbol_by_name(name)(database)  # type: ignore[no-untyped-call]
+        kind = symbol_by_name(f"celery_redlock.contrib.{name}")  # type: ignore[no-untyped-call]
+        store: Any = kind(database)
     except ImportError as error:
-        package = "Django" if name == _DJANGO else "SQLAlchemy"
         raise ConfigurationError(
-            f"exactly_once_in={database!r} needs {package}, which cannot be imported "
-            f"({error}). Install it, or leave the option out."
+            f"{what} with {database!r} needs {package}, which cannot be imported "
+            f"({error}). Install it, or leave that out."
         ) from error
-    records.check()
-    return records
+    store.check()
+    return store

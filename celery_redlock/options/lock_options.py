@@ -29,7 +29,7 @@ from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.arguments import LockArguments
 from celery_redlock.options.call_key import KeyRule
-from celery_redlock.options.exactly_once import ExactlyOnce, RecordOptions
+from celery_redlock.options.exactly_once import RecordOptions
 from celery_redlock.options.foreign import FOREIGN
 from celery_redlock.options.key_options import LimitOptions
 from celery_redlock.options.policy_options import (
@@ -59,7 +59,8 @@ class ResolvedOptions:
     Attributes:
         task: The options of the task, as they were written.
         ttl: Seconds for which nodes keep a lock that is not renewed.
-        exactly_once: How calls are recorded in the database of their effects, or None.
+        records: The store in which calls are recorded (``effects.call_records``); None
+            without ``exactly_once_in``.
     """
 
     task: LockOptions
@@ -68,7 +69,7 @@ class ResolvedOptions:
     on_conflict: policies.Policy[policies.Conflict, policies.ConflictDecision]
     on_lock_lost: policies.Policy[policies.Loss, policies.LossDecision]
     on_backend_error: policies.Policy[policies.Outage, policies.OutageDecision]
-    exactly_once: ExactlyOnce | None
+    records: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +160,7 @@ class LockOptions(_AllOptions):
         """
         with naming(task):
             ttl, _ = self.durations(settings.timing)
-            exactly_once = ExactlyOnce.of(self)
+            records = self.open_records()
         whole = replace(self, ttl=ttl)
         return ResolvedOptions(
             task=self,
@@ -172,7 +173,7 @@ class LockOptions(_AllOptions):
                 self.on_backend_error or settings.on_backend_error,
                 whole,
             ),
-            exactly_once=exactly_once,
+            records=records,
         )
 
 

@@ -211,11 +211,10 @@ def _has_finished(call: Call) -> bool:
         # Celery stores FAILURE and, where told so, redelivers the message as well.
         usual = task.acks_on_failure_or_timeout
         return bool(getattr(task, "acks_on_timeout", usual))
-    once = call.options.exactly_once
-    if once is not None and meta.get("status") == states.FAILURE:
+    if call.options.records is not None and meta.get("status") == states.FAILURE:
         from celery_redlock.effects.call_records import has_succeeded  # noqa: PLC0415
 
-        return not has_succeeded(call, once)
+        return not has_succeeded(call)
     return meta.get("status") in states.READY_STATES
 
 

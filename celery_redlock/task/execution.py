@@ -335,7 +335,7 @@ class Execution(TaskLock):
                 if not self._runtime.refusal_log.is_idle:
                     self._runtime.refusal_log.ran()
                 returned.append(self._run_admitted(body))
-                if self.call.options.exactly_once is None:
+                if self.call.options.records is None:
                     self.check()
             finally:
                 if not self._is_kept:
@@ -558,12 +558,11 @@ class Execution(TaskLock):
 
     def _run_body(self, body: Callable[[], _T]) -> _T:
         """Run the body; with ``exactly_once_in``, in a transaction with its record."""
-        once = self.call.options.exactly_once
-        if once is None:
+        if self.call.options.records is None:
             return self._work_of(body)
         from celery_redlock.effects.exactly_once import run_once  # noqa: PLC0415
 
-        returned: _T = run_once(self, once, functools.partial(self._work_of, body))
+        returned: _T = run_once(self, functools.partial(self._work_of, body))
         return returned
 
     def _work_of(self, body: Callable[[], _T]) -> _T:

@@ -196,7 +196,7 @@ class TaskHeader(NamedTuple):
 
     @property
     def wait(self) -> Waits | None:
-        """What a refused call waits for; None if the header says nothing of that."""
+        """The wait of a refused call; None if the header says nothing of one."""
         if not self.waits:
             return None
         key, limits, waits_on, backlog = self.waits
