@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from kombu.utils.uuid import uuid
 from sqlalchemy.orm import Session
 
 from celery_redlock.testing import FakeNodes
@@ -65,6 +66,12 @@ def ledger(orm: str, database: str) -> Iterator[Ledger]:
     with closing_connections():
         yield ledger
         ledger.clear()
+
+
+@pytest.fixture
+def name() -> str:
+    """Give a name that no other test writes."""
+    return uuid()
 
 
 @pytest.fixture

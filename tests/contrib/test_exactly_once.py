@@ -94,12 +94,6 @@ def other_database(alias: str, url: str) -> Iterator[None]:
         del connections.settings[alias]
 
 
-@pytest.fixture
-def name() -> str:
-    """Give a name that no other test writes."""
-    return uuid()
-
-
 def adding(worker: Worker, ledger: Ledger, **options: Any) -> Any:
     """Return a task that adds a row and returns its name in a list."""
     runs: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections import Counter
@@ -51,22 +52,13 @@ def torture(  # noqa: PLR0913  (each of them is a choice)
         folder: An empty folder for journal and logs; a temporary one by default.
         say: Gets a line for each step.
     """
-    if folder is None:
-        with tempfile.TemporaryDirectory(prefix="redlock-torture-") as name:
-            return torture(
-                seconds,
-                seed,
-                broker=broker,
-                kinds=kinds,
-                jobs=jobs,
-                plant=plant,
-                store=store,
-                folder=Path(name),
-                say=say,
-            )
     chosen: dict[str, Any] = {"kinds": kinds, "jobs": jobs, "plant": plant}
     chosen["store"] = store
-    with Site(folder, seed, broker=broker, **chosen) as site:
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            temporary = tempfile.TemporaryDirectory(prefix="redlock-torture-")
+            folder = Path(stack.enter_context(temporary))
+        site = stack.enter_context(Site(folder, seed, broker=broker, **chosen))
         say(f"all processes run; faults for {seconds:g} s, seed {seed}")
         faults = Faults(site, seed)
         seconds = faults.run(seconds, jobs)

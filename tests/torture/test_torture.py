@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,8 @@ from tests.torture.site import WITH_STANDBY
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.torture.report import Report
 
 SHORT = 10.0
 SECONDS = float(os.environ.get("REDLOCK_TORTURE_SECONDS", "60"))
@@ -32,8 +34,11 @@ def test_torture(redis_server: str, tmp_path: Path, broker: str) -> None:
         except FileNotFoundError as error:
             missing(str(error))
 
-    report = torture(SECONDS, SEED, broker=broker, folder=tmp_path)
+    assert_clean(torture(SECONDS, SEED, broker=broker, folder=tmp_path))
 
+
+def assert_clean(report: Report) -> None:
+    """Check that there were faults, and that all that must be zero is zero."""
     report.show()
     assert report.zero == dict.fromkeys(report.zero, 0), report.proofs()
     assert any(report.faults.values())
@@ -43,12 +48,9 @@ def test_torture(redis_server: str, tmp_path: Path, broker: str) -> None:
 @pytest.mark.timeout(SECONDS + 300)
 def test_torture_of_permits(redis_server: str, tmp_path: Path) -> None:
     """Ten permits for many jobs: no eleventh, no job twice at once, and none left."""
-    report = torture(SECONDS, SEED, kinds=["limited"], jobs=JOBS, folder=tmp_path)
+    chosen: dict[str, Any] = {"kinds": ["limited"], "jobs": JOBS}
 
-    report.show()
-    assert report.zero == dict.fromkeys(report.zero, 0), report.proofs()
-    assert any(report.faults.values())
-    assert report.is_clean, f"only {report.jobs} were sent"
+    assert_clean(torture(SECONDS, SEED, **chosen, folder=tmp_path))
 
 
 @pytest.mark.timeout(SECONDS + 300)
@@ -57,12 +59,7 @@ def test_torture_of_promotions(redis_server: str, tmp_path: Path) -> None:
     if find_postgresql() is None:
         missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
 
-    report = torture(SECONDS, SEED, store=WITH_STANDBY, folder=tmp_path)
-
-    report.show()
-    assert report.zero == dict.fromkeys(report.zero, 0), report.proofs()
-    assert any(report.faults.values())
-    assert report.is_clean, f"only {report.jobs} were sent"
+    assert_clean(torture(SECONDS, SEED, store=WITH_STANDBY, folder=tmp_path))
 
 
 @pytest.mark.timeout(SECONDS + 300)
