@@ -529,18 +529,6 @@ def test_one_redis_for_all_is_no_warning(start_nodes: Start) -> None:
     assert {one.severity for one in found} == {NOTE}
 
 
-def test_findings_that_the_project_has_decided_about_are_left_out(
-    start_nodes: Start,
-) -> None:
-    """The setting has their codes."""
-    app = Celery("proj", set_as_current=False)
-    app.conf.redlock_doctor_ignore = ["few-nodes"]
-    nodes = start_nodes(1)
-
-    assert "few-nodes" in codes(found_on(nodes))
-    assert "few-nodes" not in codes(found_on(nodes, app))
-
-
 # -- placement ---------------------------------------------------------------------
 
 

@@ -41,16 +41,6 @@ def test_init_changes_nothing_without_a_yes(
     assert not project.nodes[0].command("HEXISTS", "redlock:meta", "votes")
 
 
-def test_init_refuses_nodes_with_live_locks(project: Project) -> None:
-    """A lock shows that the deployment is not new, in spite of the answer."""
-    project.hold("invoice:42")
-
-    run = project.redlock("init", "--yes")
-
-    assert run.code == 1
-    assert "is not new" in run.err
-
-
 @pytest.mark.parametrize("words", [(), ("--yes",)])
 def test_init_refuses_if_a_node_is_down(
     project: Project, words: tuple[str, ...]

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import Celery
 from django.core.management import call_command
-from hypothesis import given, settings
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.locks.lease import Holder
-from celery_redlock.locks.limits import Limit
 from celery_redlock.operations.release import Operator, ask, release
 from celery_redlock.records.forced_releases import forced_releases
 from tests.contrib.office import log_in
 from tests.contrib.storages import default_database, make_tables, use_django
-from tests.harness.hostile import VALUES, values
+from tests.harness.hostile import VALUES
 from tests.nodes.support import PATIENT, client, locks, until
 
 if TYPE_CHECKING:
@@ -153,36 +151,6 @@ def test_other_users_see_nothing(site: Site) -> None:
     assert [browser.get(url).status_code for url in (LIST, RELEASE)] == [302, 302]
 
 
-def test_pages_name_the_keys_that_were_taken_together(site: Site) -> None:
-    """The list has one row for its holder; a release says that it releases all."""
-    site.hold(["account:1", "account:2"])
-    browser = site.log_in(MAY)
-
-    listed = text_of(browser.get(LIST))
-    asked = text_of(browser.get(RELEASE, {"key": "account:2"}))
-
-    assert "account:1 account:2 proj.send_invoice id-of-it" in listed
-    assert "was taken together with account:1: all are released" in asked
-
-
-def test_list_says_which_permit_a_lock_is(site: Site) -> None:
-    """It also says how many permits are in use. One for a start is no held lock."""
-    limits = (Limit("imports", 2), Limit("imports", 3, 60.0))
-    for _ in range(2):
-        site.hold("imports", limits=limits)
-    site.hold("pr#17")
-
-    page = text_of(site.log_in().get(LIST))
-
-    assert "imports permit 1 of 2" in page
-    assert "imports##2 permit 2 of 2" in page
-    assert page.count("a start, kept until the period has passed") == 2
-    assert "pr#17 proj.send_invoice" in page
-    assert "imports: 2 of 2 permits in use" in page
-    assert "imports: 2 of 3 starts in 60 s are taken" in page
-    assert "3 held, as seen on 3 of 3 nodes." in page
-
-
 def test_list_is_searched_by_a_pattern(site: Site) -> None:
     """The pattern is one of Redis."""
     site.hold("invoice:1")
@@ -276,41 +244,6 @@ def test_release_asks_and_states_the_risk(site: Site) -> None:
     assert site.is_held()
 
 
-def test_release_of_a_permit_names_the_others(site: Site) -> None:
-    """The key alone is its first permit. A post releases that one."""
-    limits = (Limit("imports", 2),)
-    for _ in range(2):
-        site.hold("imports", limits=limits)
-    browser = site.log_in(MAY)
-
-    asked = browser.get(RELEASE, {"key": "imports"})
-    shown = re.findall(r'name="shown" value="(\w+)"', asked.content.decode())
-    browser.post(RELEASE, {"key": "imports", "shown": shown})
-
-    page = text_of(asked)
-    assert "It is permit 1 of 2 of imports" in page
-    assert "one more than the limit may run at the same time" in page
-    assert "Other permits of imports are in use, and stay: imports##2." in page
-    assert {name.rpartition(":")[2] for name in locks(site.nodes)} == {"imports##2"}
-
-
-def test_release_of_a_permit_for_a_start_states_another_risk(site: Site) -> None:
-    """Its run goes on, or has ended; another one may start."""
-    lease = site.hold("mail", limits=(Limit("mail", 1), Limit("mail", 1, 60.0)))
-    browser = site.log_in(MAY)
-
-    asked = browser.get(RELEASE, {"key": "mail@@1"})
-    shown = re.findall(r'name="shown" value="(\w+)"', asked.content.decode())
-    browser.post(RELEASE, {"key": "mail@@1", "shown": shown})
-
-    page = text_of(asked)
-    assert "It is a permit for a start of mail" in page
-    assert "the period has one more start than the limit" in page
-    assert "at the same time" not in page
-    assert {name.rpartition(":")[2] for name in locks(site.nodes)} == {"mail"}
-    assert site.service.extend(lease)
-
-
 def test_holder_with_different_fences_is_named_once(site: Site) -> None:
     """A holder is one holder, though nodes have different fences for it."""
     site.hold()
@@ -353,16 +286,6 @@ def test_release_leaves_a_new_holder_alone(site: Site) -> None:
     assert site.name not in [who for who, *_ in entries()]
 
 
-def test_release_without_a_shown_holder_does_nothing(site: Site) -> None:
-    """A request with nothing but a key releases nothing."""
-    site.hold()
-
-    done = site.log_in(MAY).post(RELEASE, {"key": "k"}, follow=True)
-
-    assert "nothing was released" in text_of(done)
-    assert site.is_held()
-
-
 def check(site: Site, browser: Any, value: bytes) -> None:
     """List, ask about and release a lock with this value, beside one of a task."""
     name = "redlock:lock:odd"
@@ -385,20 +308,6 @@ def test_no_value_of_another_program_breaks_the_pages(site: Site) -> None:
     browser = site.log_in(MAY)
     for value in VALUES:
         check(site, browser, value)
-
-
-@pytest.mark.long
-def test_no_generated_value_of_a_lock_breaks_the_pages(site: Site) -> None:
-    """Values with any bytes, lines and numbers are listed, asked about and released."""
-    site.hold()
-    browser = site.log_in(MAY)
-
-    @given(value=values)
-    @settings(max_examples=300, deadline=None)
-    def look(value: bytes) -> None:
-        check(site, browser, value)
-
-    look()
 
 
 def test_reason_of_a_release_is_cut_to_one_line(site: Site) -> None:
@@ -461,19 +370,6 @@ def test_release_of_a_free_lock_says_so(site: Site) -> None:
     done = site.log_in(MAY).get(RELEASE, {"key": "nothing"}, follow=True)
 
     assert "No node that answered has a lock for nothing" in text_of(done)
-
-
-def test_release_names_nodes_that_keep_the_lock(site: Site) -> None:
-    """A node that is down keeps the lock until its ttl ends, and the page says so."""
-    site.hold()
-    browser = site.log_in(MAY)
-    form = confirmed(browser)
-    site.nodes.nodes[2].kill()
-
-    done = text_of(browser.post(RELEASE, form, follow=True))
-
-    assert "Released k on 2 of 3 nodes" in done
-    assert "keeps the lock until its ttl has ended" in done
 
 
 def test_release_is_listed_with_its_reason(site: Site) -> None:

@@ -190,13 +190,6 @@ class LockNodes:
         for client in self._clients[:nodes]:
             client.delete(PREFIX + key)
 
-    def forget_next(self, key: str) -> None:
-        """Delete the successor register of this lock on all nodes."""
-        for client in self._clients:
-            for kind in ("next", "order"):
-                for name in client.scan_iter(f"redlock:{kind}:{key}:*", count=1000):
-                    client.delete(name)
-
     def published(self, key: str, task: str) -> int:
         """Return how many calls wait, as the node says that knows the fewest."""
         name = f"redlock:order:{key}:{task}"

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.devnodes.processes import Process, free_port
-from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -67,8 +66,3 @@ def uvicorns(
             process.wait_until_ready()
             urls.append(f"http://127.0.0.1:{port}")
         yield urls
-
-
-def until_answered(url: str, status: int = 200) -> None:
-    """Wait until a page has this status."""
-    until(lambda: ask(url)[0] == status)

@@ -80,38 +80,6 @@ def test_buffer_keep_first_runs_the_first(here: Deployment, key: str) -> None:
         assert_refused(other, oldest)
 
 
-def test_duplicate_of_the_next_call_is_buffered(here: Deployment, key: str) -> None:
-    """After a successor has ended, duplicates of the next call are buffered again."""
-    here.begin("buffered", key, 0)
-    (second,) = send_waiting(here, "buffered", key, 1)
-    here.stage.open(key)
-    assert second.get(timeout=60) == 1
-    here.stage.close(key)
-
-    third = here.begin("buffered", key, 2)
-    (fourth,) = send_waiting(here, "buffered", key, 3)
-    here.stage.open(key)
-
-    assert third.get(timeout=60) == 2
-    assert fourth.get(timeout=60) == 3
-    assert numbers(here, key) == [0, 1, 2, 3]
-
-
-def test_calls_of_another_task_are_not_superseded(here: Deployment, key: str) -> None:
-    """Two tasks that share a lock have one successor each: their jobs differ."""
-    first = here.begin("buffered", key, 0)
-    results = [
-        *send_waiting(here, "buffered-other", key, 1),
-        *send_waiting(here, "buffered", key, 2),
-    ]
-
-    here.stage.open(key)
-
-    assert first.get(timeout=60) == 0
-    assert [result.get(timeout=60) for result in results] == [1, 2]
-    assert here.stage.overlaps(key) == []
-
-
 def test_call_sent_by_name_is_buffered_as_well(here: Deployment, key: str) -> None:
     """A call that was sent by name has no time of publishing, and is buffered too."""
     first = here.begin("buffered", key, 0)
@@ -280,15 +248,3 @@ def test_hung_majority_loses_no_call(frail: Deployment, key: str) -> None:
     assert newer.get(timeout=60) == 2
     until(older.ready, 60)
     assert frail.stage.overlaps(key) == []
-
-
-def test_nodes_that_forget_lose_no_call(prefork: Deployment, key: str) -> None:
-    """A call that comes back and is in no register enters itself again."""
-    first = prefork.begin("buffered", key, 0)
-    (other,) = send_waiting(prefork, "buffered", key, 1)
-
-    prefork.nodes.forget_next(key)
-    prefork.stage.open(key)
-
-    assert first.get(timeout=60) == 0
-    assert other.get(timeout=60) == 1

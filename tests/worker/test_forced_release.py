@@ -64,33 +64,6 @@ def test_holder_whose_lock_was_released_stops_and_says_by_whom(
     here.nodes.until_free(key)
 
 
-@pytest.mark.several_nodes
-@pytest.mark.long
-def test_show_lists_the_release(here: Deployment, key: str) -> None:
-    """Operators see who released a lock, when, from where and why."""
-    first = here.begin("short", key)
-    here.nodes.until_held(key, everywhere=True)
-    done = command(here, "release", key, "--yes", "--reason", "stuck since noon")
-    with pytest.raises(LockLost):
-        first.get(timeout=60)
-
-    nodes = len(here.nodes.urls)
-    assert f"Released on {nodes} of {nodes} nodes." in done.stdout
-
-    def recorded_everywhere() -> dict[str, Any] | None:
-        """Return the record; `show` waits for no node that is late."""
-        (found,) = released(here, key)
-        return found if found["nodes"] == nodes else None
-
-    found = until(recorded_everywhere, what="a record on each node")
-    assert found
-    shown = command(here, "show", key).stdout
-    assert "RELEASED" in shown
-    assert "stuck since noon" in shown
-    assert first.id in found["holder"]
-    assert (found["tool"], found["killed"]) == ("celery redlock release", False)
-
-
 def test_second_run_waits_for_no_ttl_and_first_stops_early(
     here: Deployment, key: str
 ) -> None:

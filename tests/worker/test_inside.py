@@ -117,19 +117,3 @@ def test_eager_task_takes_no_lock(nodes: LockNodes, stage: Stage, key: str) -> N
 
         assert result.get() == result.id
     nodes.undo_steal(key)
-
-
-def test_eager_task_can_take_its_lock(nodes: LockNodes, stage: Stage, key: str) -> None:
-    """With ``redlock_eager`` an eager run is locked like any other."""
-    settings = {**EAGER, "redlock_eager": True, "redlock_nodes": nodes.urls}
-    stage.open(key)
-
-    with create_app(settings) as app:
-        informed = app.tasks["informed"].delay(key).get()
-        assert informed["key"] == key
-        nodes.steal(key, seconds=60)
-        with pytest.raises(DuplicateTask):
-            app.tasks["job-raise"].delay(key).get()
-
-    assert len(stage.runs(key)) == 1
-    nodes.undo_steal(key)

@@ -1,4 +1,4 @@
-"""Each policy on quorum queues of a real RabbitMQ, which delays calls by itself.
+"""Calls that come back to quorum queues of a real RabbitMQ, which delays them itself.
 
 Celery publishes a call with a countdown to exchanges that delay it by whole seconds,
 and refuses a countdown below one second.
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import states, uuid
 
-from celery_redlock import DuplicateTask, LockCancelled
+from celery_redlock import DuplicateTask
 from tests.harness.waiting import until
-from tests.worker.support import assert_refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,17 +76,6 @@ def until_waiting(here: Deployment, *results: AsyncResult) -> None:
         until(lambda: result.state in (states.RETRY, states.REVOKED), 20)  # noqa: B023
 
 
-@pytest.mark.parametrize("name", ["job", "job-raise", "job-callable"])
-def test_refused_call_ends(here: Deployment, key: str, name: str) -> None:
-    """``skip``, ``raise`` and a function: the duplicate ends, and names the holder."""
-    first = here.begin(name, key)
-
-    assert_refused(here.send(name, key), first)
-
-    here.finish(key, first)
-    assert len(here.stage.runs(key)) == 1
-
-
 def test_retry_comes_back_until_the_lock_is_free(here: Deployment, key: str) -> None:
     """A countdown of 0.3 s is one that the broker does not take as it is."""
     first = here.begin("job-retry", key)
@@ -98,27 +86,6 @@ def test_retry_comes_back_until_the_lock_is_free(here: Deployment, key: str) -> 
 
     assert here.stage.overlaps(key) == []
     assert len(here.stage.runs(key)) == 2
-
-
-@pytest.mark.parametrize("name", ["job-wait", "job-wait-then-retry"])
-def test_waiting_call_runs_in_the_end(here: Deployment, key: str, name: str) -> None:
-    """``wait``, and a function that waits first and retries then."""
-    first = here.begin(name, key)
-    second = here.send(name, key)
-    until(lambda: here.stage.notes(key, "signal-conflict"))
-
-    here.finish(key, first, second)
-
-    assert here.stage.overlaps(key) == []
-
-
-def test_allow_runs_both(here: Deployment, key: str) -> None:
-    """The duplicate runs beside the first call."""
-    first = here.begin("job-allow", key)
-    second = here.send("job-allow", key)
-
-    here.until_running(key, first.id, second.id)
-    here.finish(key, first, second)
 
 
 @pytest.mark.parametrize(("name", "runs"), [("buffered", 3), ("buffered-first", 1)])
@@ -140,19 +107,6 @@ def test_buffer_one_lets_one_follow(
     for other in others.values():
         with pytest.raises(DuplicateTask, match="runs instead"):
             other.get(timeout=60)
-    assert here.stage.overlaps(key) == []
-
-
-def test_cancel_running_replaces_the_running_call(here: Deployment, key: str) -> None:
-    """The newcomer runs when the cancelled call has ended."""
-    first = here.begin("replacing", key, 1)
-    second = here.send("replacing", key, 2)
-
-    with pytest.raises(LockCancelled, match=second.id):
-        first.get(timeout=60)
-    here.stage.open(key)
-
-    assert second.get(timeout=60) == 2
     assert here.stage.overlaps(key) == []
 
 
@@ -250,14 +204,6 @@ def test_claim_keeps_a_duplicate_out(here: Deployment, key: str, name: str) -> N
     here.until_running(key, first.id)
     here.finish(key, first)
     assert len(here.stage.runs(key)) == 1
-
-
-def test_cool_down_is_waited_out(here: Deployment, key: str) -> None:
-    """``unique_for``: a later call has the result of the first one."""
-    first = here.send("one-in-a-while", key)
-    assert first.get(timeout=60) == first.id
-
-    assert here.send("one-in-a-while", key).id == first.id
 
 
 def test_republished_call_returns_to_its_own_queue(

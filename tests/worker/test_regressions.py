@@ -30,16 +30,20 @@ Sidekiq unique jobs #749, activejob-uniqueness #78, calls are dropped silently
     worker/test_unreachable.py::test_retry_runs_the_job_when_the_nodes_are_back
 Prefect #18893, marked as crashed while it goes on
     worker/test_loss.py::test_lost_run_ends_as_lost
+Prefect #18942, marked as crashed after it finished
+    nodes/test_renewal.py::test_forget_and_loss_exclude_each_other
+Prefect #19068 #18839, python-redis-lock #91, a busy body starves the renewal
+    nodes/test_renewal.py::test_busy_threads_do_not_starve_renewals
+    nodes/test_event_loop.py::test_lease_is_renewed_while_the_loop_is_blocked
+    unit/locking/test_block.py::test_lost_lock_is_noticed_without_an_announcement
+lago-api #4538, half a second for each duplicate
+    unit/locking/test_block.py::test_block_never_runs_without_the_lock
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import signal
-import sys
-import threading
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -49,12 +53,10 @@ from celery import states, uuid
 from celery.beat import ScheduleEntry, Scheduler
 from celery.schedules import schedule
 
-from celery_redlock import DuplicateTask, LockHeld, LockLost
+from celery_redlock import DuplicateTask
 from celery_redlock.election import Elector
-from celery_redlock.locking import lock, watchdog_of
-from celery_redlock.locks.lease import LeaseState
 from tests.harness.waiting import until
-from tests.nodes.support import client, until_nothing_is_left, values
+from tests.nodes.support import client
 from tests.worker.support import assert_refused
 
 if TYPE_CHECKING:
@@ -63,8 +65,6 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult
 
     from celery_redlock.devnodes import DevNodes
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.locks.redlock import Redlock
     from tests.harness.deployment import Deploy, Deployment
 
 SHORT: dict[str, Any] = {"ttl": 1.2, "node_timeout": 0.2}
@@ -202,103 +202,6 @@ def test_retry_that_is_due_after_the_ttl_takes_the_lock_anew(
     ran = [run.task_id for run in here.stage.runs(key)]
     assert ran == [first.id, between.id, first.id]
     assert here.stage.overlaps(key) == []
-
-
-def test_renewal_that_fails_after_the_end_is_no_loss(
-    three_nodes: DevNodes, key: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A block that ended in time has ended well, even if its last renewal fails.
-
-    Source: Prefect #18942, runs that were marked as crashed after they finished.
-    """
-    caplog.set_level(logging.WARNING, "celery_redlock")
-    lost: list[Lease] = []
-    with client(three_nodes, **SHORT) as redlock:
-        with lock(redlock, key, on_lost=lost.append) as lease:
-            for node in three_nodes.nodes[:2]:
-                node.pause()
-            watchdog_of(redlock).renew_now(lease)
-
-        until(lambda: redlock.clock.monotonic() > lease.until)
-        for node in three_nodes.nodes[:2]:
-            node.resume()
-        until_nothing_is_left(three_nodes, key)
-
-        assert lease.state is LeaseState.RELEASED
-        assert lost == []
-        assert "lost" not in caplog.text.lower()
-
-
-@pytest.mark.parametrize("body", ["computes", "blocks its event loop"])
-def test_busy_body_keeps_its_lock(three_nodes: DevNodes, key: str, body: str) -> None:
-    """Renewal has a thread of its own, which no body's loop can starve.
-
-    Source: Prefect #19068, #18839; python-redis-lock #91.
-    """
-    renewals: list[float] = []
-    enough = threading.Event()
-
-    def note(_: Lease, lateness: float) -> None:
-        renewals.append(lateness)
-        if len(renewals) >= 4:  # each after a third of the ttl
-            enough.set()
-
-    async def block() -> None:
-        enough.wait(30)  # as a blocking call does that is not awaited
-
-    with (
-        client(three_nodes, **SHORT) as redlock,
-        lock(redlock, key, on_renewed=note) as lease,
-    ):
-        if body == "computes":
-            while not enough.is_set():
-                pass
-        else:
-            asyncio.run(block())
-        assert enough.is_set()
-        lease.ensure(network=True)
-
-
-def test_body_that_blocks_all_threads_is_told(three_nodes: DevNodes, key: str) -> None:
-    """A body that blocks all other threads loses its lock, and ends with LockLost.
-
-    Source: Prefect #19068, the harder case: C code that holds the GIL.
-    """
-    interval = sys.getswitchinterval()
-
-    def run(redlock: Redlock, lease: Lease) -> None:
-        sys.setswitchinterval(1000)  # no other thread runs
-        try:
-            while lease.is_valid():
-                pass
-        finally:
-            sys.setswitchinterval(interval)
-        redlock.release(redlock.acquire(key, wait=20))  # another call can take it
-
-    with client(three_nodes, **SHORT) as redlock:
-        with pytest.raises(LockLost), lock(redlock, key) as lease:
-            run(redlock, lease)
-        until_nothing_is_left(three_nodes, key)
-
-
-def test_refused_acquire_asks_each_node_once(three_nodes: DevNodes, key: str) -> None:
-    """A held lock is no failure of nodes: the acquire is not tried again.
-
-    Source: lago-api #4538, half a second for each duplicate.
-    """
-    with client(three_nodes) as redlock, client(three_nodes) as rival:
-        for service in (redlock, rival):
-            assert service.check().problems == []
-        lease = redlock.acquire(key)
-        until(lambda: None not in values(three_nodes, key))
-        expected = [count + 10 for count in tries(three_nodes)]
-
-        for _ in range(10):
-            with pytest.raises(LockHeld):
-                rival.acquire(key)
-
-        until(lambda: tries(three_nodes) == expected)
-        redlock.release(lease)
 
 
 def test_late_leader_does_not_end_the_next_term(

@@ -53,25 +53,6 @@ def test_worker_says_all_findings_in_one_line_at_its_start(
 
 
 @pytest.mark.long
-def test_what_the_vote_has_shown_is_not_said_again(
-    deploy: Deploy, six_nodes: LockNodes
-) -> None:
-    """A node that is down is in the log line about the vote, and in no other."""
-    six_nodes.dev.nodes[3].kill()
-    label = six_nodes.urls[3].removeprefix("redis://")
-    deployment = deploy(six_nodes)
-
-    until(lambda: findings(deployment), 20.0, what="the findings")
-
-    (line,) = [
-        line
-        for line in deployment.logs_of_the_package().splitlines()
-        if label in line and "celery_redlock.wire.node_log]" not in line
-    ]
-    assert "4 of 6 nodes vote" in line
-
-
-@pytest.mark.long
 def test_hung_node_does_not_delay_the_start(
     deploy: Deploy, six_nodes: LockNodes
 ) -> None:

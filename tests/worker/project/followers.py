@@ -34,7 +34,6 @@ REPLACE: dict[str, Any] = {"on_conflict": "cancel_running"}
 gated("buffered", **BUFFER)
 gated("buffered-first", buffer_keep="first", **BUFFER)
 gated("buffered-late", retry_countdown=0.5, ttl=2, **BUFFER, **LATE)
-gated("buffered-other", **BUFFER)  # another task with the same lock
 gated("replacing", **REPLACE)
 gated("replacing-late", ttl=2, **REPLACE, **LATE)
 

@@ -192,13 +192,6 @@ ending("followed-unready", on_conflict="buffer_one", before_start=not_ready)
 # -- When the lock is taken --------------------------------------------------------
 
 
-def note_and_raise(conflict: Conflict) -> str:
-    """Note the holder of the lock, then decide."""
-    assert conflict.holder is not None
-    stage().note(conflict.key, "conflict", holder=conflict.holder.task_id)
-    return "raise"
-
-
 def wait_then_retry(conflict: Conflict) -> Wait | Retry:
     """Wait for a second, then ask to be republished."""
     stage().note(conflict.key, "conflict")
@@ -210,7 +203,6 @@ gated("job-retry", max_retries=0, **SOON_AGAIN)
 gated("job-wait", on_conflict="wait", wait_timeout=30)
 gated("job-wait-briefly", on_conflict="wait", wait_timeout=0.3)
 gated("job-allow", on_conflict="allow")
-gated("job-callable", on_conflict=note_and_raise)
 gated("job-wait-then-retry", on_conflict=wait_then_retry)
 
 
