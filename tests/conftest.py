@@ -17,7 +17,6 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -35,6 +34,7 @@ from celery.app import builtins
 from celery_redlock.devnodes import DevNodes, find_redis_server, redis_servers
 from celery_redlock.errors import RedlockError
 from tests.harness.kept_nodes import IDLE, KeptNodes
+from tests.harness.programs import end_of
 from tests.harness.signals import handle_ignored_signals
 
 if TYPE_CHECKING:
@@ -307,9 +307,7 @@ def logs_of_other_tests(request: pytest.FixtureRequest) -> Iterator[None]:
 def _servers_by_version() -> dict[str, str]:
     found: dict[str, str] = {}
     for path in redis_servers():
-        said = subprocess.run(  # noqa: S603  (a server that tests are about to run)
-            [path, "--version"], capture_output=True, text=True, check=True
-        ).stdout
+        said = end_of(path, "--version").stdout
         found.setdefault(said.partition("v=")[2].partition(" ")[0], path)
     return found
 
@@ -421,11 +419,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     files = folder / "certificate.pem", folder / "key.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     output = ["-out", str(files[0]), "-keyout", str(files[1])]
-    subprocess.run(  # noqa: S603  (all words are ours)
-        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject, *output],
-        capture_output=True,
-        check=True,
-    )
+    end_of(openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject, *output)
     return files
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import celery_redlock.locks
+from tests.harness.programs import end_of
 
 # Packages that find their files by themselves: naming them would be one more place.
 FIND_THEIR_FILES = {"cli", "operations.doctor"}
@@ -185,9 +185,7 @@ def test_lock_reads_time_in_one_place() -> None:
 
 def run_python(program: str) -> str:
     """Run a program in an interpreter of its own and return what it prints."""
-    return subprocess.run(  # noqa: S603  (the programs of this file)
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
+    return end_of(sys.executable, "-c", program).stdout
 
 
 def test_celery_is_not_loaded_by_what_does_not_need_it() -> None:

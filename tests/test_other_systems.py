@@ -7,8 +7,6 @@ have, and load the package again.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +15,7 @@ import pytest
 
 import celery_redlock
 from tests.conftest import with_long
+from tests.harness.programs import end_of
 
 if TYPE_CHECKING:
     from celery_redlock.devnodes import DevNodes
@@ -194,16 +193,9 @@ except ConfigurationError as error:
 
 def run(system: str, program: str, *words: str) -> list[str]:
     """Run a program as if on this system, and return the lines that it printed."""
-    done = subprocess.run(  # noqa: S603  (programs of this file)
-        [sys.executable, "-c", PRELUDE + program, system, *words],
-        env={**os.environ, "PYTHONPATH": str(Path(celery_redlock.__path__[0]).parent)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
+    path = {"PYTHONPATH": str(Path(celery_redlock.__path__[0]).parent)}
+    line = (sys.executable, "-c", PRELUDE + program, system, *words)
+    return end_of(*line, variables=path).stdout.splitlines()
 
 
 @pytest.mark.parametrize("system", with_long(SYSTEMS, *[*SYSTEMS][1:]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from tests.conftest import (
     pytest_ignore_collect,
     rotated,
 )
+from tests.harness.programs import end_of
 from tests.harness.tcp import proxies
 
 if TYPE_CHECKING:
@@ -45,11 +45,7 @@ print(subprocess.check_output(command, text=True))
 
 def test_children_ignore_no_signal_that_pytest_ignores() -> None:
     """Pytest in the background, or under ``nohup``, goes on; its children end."""
-    done = subprocess.run(  # noqa: S603  (a program of this file)
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    )
-
-    assert done.stdout.split() == ["False"] * 4
+    assert end_of(sys.executable, "-c", PROGRAM).stdout.split() == ["False"] * 4
 
 
 def test_proxy_closes_what_it_has_just_accepted() -> None:
@@ -113,15 +109,8 @@ def test_report_of_ci_ends_with_the_tests_that_failed(tmp_path: Path) -> None:
         step 0.01 sh -c 'echo hangs; exec sleep 60'
         report || exit 7
     """
-    done = subprocess.run(  # noqa: S603  (a script of this file)
-        ["bash", "-c", script],  # noqa: S607
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = end_of("bash", "-c", script, code=7)
 
-    assert done.returncode == 7
     assert "a traceback" in done.stdout
     assert done.stderr.splitlines() == [
         f"Failed: {sys.executable} {tmp_path}/failing.py",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from datetime import datetime, timezone
@@ -19,6 +17,7 @@ from celery_redlock.records.beat_slots import SlotRecord
 from celery_redlock.records.standbys import leadership_of
 from tests.beat.project import DATABASE
 from tests.harness.processes import LocalBeat, LocalWorker
+from tests.harness.programs import Ended, end_of
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
@@ -158,16 +157,10 @@ class Beats:
         worker.ready()
         return worker
 
-    def command(self, *words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    def command(self, *words: str, **settings: Any) -> Ended:
         """Run ``celery -A project ...`` to its end."""
-        return subprocess.run(  # noqa: S603  (our own command)
-            [sys.executable, "-m", "celery", "-A", APP, *words],
-            env={**os.environ, **self.environment(**settings)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        line = (sys.executable, "-m", "celery", "-A", APP, *words)
+        return end_of(*line, code=None, variables=self.environment(**settings))
 
     # -- their messages and terms ------------------------------------------------
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
@@ -13,6 +11,7 @@ import pytest
 from tests.beat.project import DATABASE
 from tests.beat.support import often, until
 from tests.conftest import with_long
+from tests.harness.programs import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,13 +70,8 @@ def inner(
 
 def in_django(beats: Beats, program: str) -> str:
     """Run a program in the Django project and return what it printed."""
-    return subprocess.run(  # noqa: S603  (our own)
-        [sys.executable, "-c", program],
-        env={**os.environ, **beats.environment()},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
+    line = (sys.executable, "-c", program)
+    return end_of(*line, variables=beats.environment()).stdout.strip()
 
 
 def dues(beats: Beats, entry: str = "often") -> list[datetime]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +14,7 @@ from celery import Celery
 from celery_redlock import cli
 from celery_redlock.cli import redlock
 from tests.cli.project import run_here
+from tests.harness.programs import end_of
 from tests.nodes.support import run_python
 
 if TYPE_CHECKING:
@@ -178,21 +177,14 @@ def test_celery_help_imports_no_command() -> None:
 def test_shell_completes_commands_and_options() -> None:
     """As the page says, by the completion that Celery has of click."""
     typed = "celery -A proj redlock doctor --"
-    environment = {
-        **os.environ,
+    variables = {
         "_CELERY_COMPLETE": "bash_complete",
         "COMP_WORDS": typed,
         "COMP_CWORD": str(len(typed.split()) - 1),
     }
     page = (Path(__file__).parents[2] / "docs/reference/commands.md").read_text("utf-8")
 
-    done = subprocess.run(  # noqa: S603  (Celery's own)
-        [str(Path(sys.executable).with_name("celery"))],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = end_of(Path(sys.executable).with_name("celery"), variables=variables)
 
     assert {"plain,--wait", "plain,--ignore"} <= set(done.stdout.split())
     assert "_CELERY_COMPLETE=bash_source celery" in page

@@ -15,6 +15,7 @@ from celery_redlock.devnodes.processes import Process
 from celery_redlock.errors import LockHeld
 from tests.cli.project import FOREIGN, Run, run_here
 from tests.harness.processes import is_alive
+from tests.harness.programs import end_of
 from tests.harness.waiting import until
 from tests.nodes.support import client, until_nothing_is_left
 
@@ -45,13 +46,6 @@ def words(nodes: DevNodes | list[str], *more: str) -> list[str]:
     command, *rest = more
     options = [word for url in urls for word in ("--node", url)]
     return [sys.executable, "-m", "celery", "redlock", command, *options, *rest]
-
-
-def end_of_process(*line: str) -> subprocess.CompletedProcess[str]:
-    """Run a command line to its end."""
-    return subprocess.run(  # noqa: S603  (our own commands)
-        line, capture_output=True, text=True, timeout=60, check=False
-    )
 
 
 @pytest.fixture
@@ -105,7 +99,7 @@ def test_options_may_follow_the_key(shared_nodes: DevNodes, key: str) -> None:
 
     line = words(shared_nodes, "run", key, "--wait", "1", "--ttl=5", "--", *command)
 
-    assert end_of_process(*line).returncode == 3
+    end_of(*line, code=3)
 
 
 @pytest.mark.parametrize(
@@ -132,15 +126,9 @@ def test_command_is_a_usual_process(shared_nodes: DevNodes, key: str) -> None:
     """It reads stdin, and ends when nothing reads what it writes."""
     line = words(shared_nodes, "run", key, "sh", "-c", "cat; yes; exit 1")
 
-    run = subprocess.run(  # noqa: S602  (our own command)
-        f"{' '.join(map(repr, line))} | head -n 3",
-        shell=True,
-        input="one\ntwo\n",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    piped = f"{' '.join(map(repr, line))} | head -n 3"
+
+    run = end_of("sh", "-c", piped, input="one\ntwo\n")
 
     assert run.stdout == "one\ntwo\ny\n"
 
@@ -266,9 +254,7 @@ def test_commands_take_nodes_in_place_of_an_app(
     nodes = start_nodes(3, initialize=False)
 
     def out(*more: str) -> str:
-        done = end_of_process(*words(nodes, *more))
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return end_of(*words(nodes, *more)).stdout
 
     assert out("init", "--yes").endswith("All nodes vote now: 3.\n")
     assert out("run", "k", "echo", "it ran") == "it ran\n"

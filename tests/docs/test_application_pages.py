@@ -16,6 +16,7 @@ import pytest
 
 from celery_redlock.devnodes.processes import Process, free_port
 from tests.docs.reader import blocks_of
+from tests.harness.programs import Ended, end_of
 from tests.harness.waiting import until
 from tests.nodes.support import client, until_nothing_is_left
 
@@ -159,10 +160,8 @@ def test_page_about_scripts(nodes: DevNodes, tmp_path: Path) -> None:
     celery = shutil.which("celery", path=str(Path(sys.executable).parent))
     assert celery
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(  # noqa: S603  (the page's own programs)
-            words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-        )
+    def run(*words: str) -> Ended:
+        return end_of(*words, code=None, cwd=tmp_path)
 
     assert run("sh", "-c", line.replace("celery", celery, 1)).stdout == "nightly\n"
 

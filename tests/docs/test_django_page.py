@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.docs.reader import blocks_of
+from tests.harness.programs import end_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "django.md"
 TITLE = re.compile(r"# (\S+\.py)\n")
@@ -22,16 +22,10 @@ def test_project_of_the_page_passes_its_tests(tmp_path: Path) -> None:
             file.write_text(code)
     (tmp_path / "reports" / "__init__.py").touch()
 
-    done = subprocess.run(  # noqa: S603  (our own page)
-        [
-            *(sys.executable, "-m", "pytest", "-q", "--ds=shop.settings"),
-            *("-p", "no:cacheprovider", "-p", "no:randomly", "."),
-        ],
+    done = end_of(
+        *(sys.executable, "-m", "pytest", "-q", "--ds=shop.settings"),
+        *("-p", "no:cacheprovider", "-p", "no:randomly", "."),
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
 
-    assert "3 passed" in done.stdout, done.stdout + done.stderr
+    assert "3 passed" in done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.docs.reader import blocks_of
+from tests.harness.programs import end_of
 from tests.harness.store_nodes import store_servers
 
 if TYPE_CHECKING:
@@ -157,16 +157,8 @@ def run(folder: Path, files: dict[str, str], program: str, **variables: str) -> 
     (folder / "shop").mkdir()
     for name, text in {"shop/__init__.py": "", **files, "program.py": program}.items():
         (folder / name).write_text(text)
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=folder,
-        env={"PYTHONPATH": ":".join([str(folder), *sys.path[1:]]), **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    environment = {"PYTHONPATH": ":".join([str(folder), *sys.path[1:]]), **variables}
+    end_of(sys.executable, "program.py", cwd=folder, env=environment)
 
 
 def titled(blocks: list[str]) -> dict[str, str]:

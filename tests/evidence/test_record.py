@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ from evidence.page import all_ways, is_stale
 from evidence.rules import RULES
 from evidence.ways import Guard, Planted, Scenario, WithoutRule, shown_by
 from spec.catalogue import RULES as SPEC_RULES
+from tests.harness.programs import end_of
 from tests.simulation.planted_bugs import MEMBERSHIP_BUGS
 
 ROOT = Path(__file__).parents[2]
@@ -86,13 +86,6 @@ def test_planted_bug_is_found() -> None:
 
 def test_unknown_name_is_refused() -> None:
     """The command says that no bug has the name."""
-    done = subprocess.run(
-        [sys.executable, "-m", "evidence", "no-such-bug"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = end_of(sys.executable, "-m", "evidence", "no-such-bug", code=2, cwd=ROOT)
 
-    assert done.returncode == 2
     assert "no-such-bug" in done.stderr

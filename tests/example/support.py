@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.devnodes.processes import Process
+from tests.harness.programs import Ended, end_of
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
@@ -94,21 +93,11 @@ class Site:
             database.execute("DELETE FROM live_run WHERE host = 'elsewhere'")
             database.commit()
 
-    def manage(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def manage(self, *words: str) -> Ended:
         """Run a command of ``manage.py`` with the addresses of the nodes."""
-        command = [sys.executable, str(ROOT / "example_project/manage.py"), *words]
-        return subprocess.run(  # noqa: S603  (our own program)
-            command,
-            env={
-                **os.environ,
-                **self._addresses(),
-                "REPORTS_VAR": str(self.var),
-            },
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        command = (sys.executable, str(ROOT / "example_project/manage.py"), *words)
+        variables = {**self._addresses(), "REPORTS_VAR": str(self.var)}
+        return end_of(*command, code=None, variables=variables)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import celery_redlock
 from celery_redlock.devnodes import STORES
 from tests.conftest import with_long
+from tests.harness.programs import end_of
 from tests.harness.store_nodes import store_servers
 
 pytest_plugins = ["pytester"]
@@ -294,19 +294,12 @@ def test_plugin_loads_nothing_before_its_use(tmp_path: Path) -> None:
         "                        if name.partition('.')[0] in names))\n"
         "sys.exit(code)\n"
     )
-    done = subprocess.run(  # noqa: S603  (a program of this file)
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "PATH": "",
-            "PYTHONPATH": str(Path(celery_redlock.__path__[0]).parent),
-        },
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    environment = {
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PATH": "",
+        "PYTHONPATH": str(Path(celery_redlock.__path__[0]).parent),
+    }
+    done = end_of(sys.executable, "-c", program, cwd=tmp_path, env=environment)
 
     assert "1 passed" in done.stdout
     (loaded,) = (x for x in done.stdout.splitlines() if x.startswith("loaded"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -12,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from celery_redlock import QuorumUnreachable
+from tests.harness.programs import end_of
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
@@ -42,13 +41,10 @@ def test_report_shows_no_password(here: Deployment) -> None:
     """Users paste the output of ``celery report`` into public trackers."""
     worker = here.worker.container
 
-    report = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "tests.worker.project.app", "report"],
+    report = end_of(
+        *(sys.executable, "-m", "celery", "-A", "tests.worker.project.app", "report"),
         cwd=worker.log.parent,
-        env={**os.environ, **worker.environment},
-        capture_output=True,
-        text=True,
-        check=True,
+        variables=worker.environment,
     ).stdout
 
     assert "redlock_nodes" in report
