@@ -10,7 +10,8 @@ import pytest
 
 from celery_redlock import FingerprintError, LockHeld
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.operations.doctor import Case, bodies
+from celery_redlock.operations.doctor import Case
+from celery_redlock.operations.doctor.workers import called_by_others
 from celery_redlock.policies import Conflict
 from tests.projects.app import note, notes
 
@@ -66,13 +67,13 @@ def test_doctor_names_the_worker_that_runs_a_body_without_its_lock(
     result = project.clean.starmap([(1,)]).apply_async()
     project.until_noted("clean")
 
-    found = list(bodies.called_by_others(case))
+    found = list(called_by_others(case))
 
     note("looked")
     result.get(timeout=60)
     assert [(one.code, one.about) for one in found] == [("without-lock", "clean")]
     assert project.workers[0].node_name in found[0].fact
-    assert list(bodies.called_by_others(case)) == []
+    assert list(called_by_others(case)) == []
 
 
 def test_tenants_in_a_header_run_side_by_side(project: Project) -> None:

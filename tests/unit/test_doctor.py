@@ -16,13 +16,11 @@ from celery_redlock.operations.doctor import (
     Case,
     Finding,
     Severity,
-    bodies,
-    deploys,
     findings_of,
-    limits,
     log_diagnosis,
     log_findings,
     settings,
+    workers,
     worst_of,
 )
 from celery_redlock.policies import Raise, Skip
@@ -189,7 +187,7 @@ def only(findings: list[Finding]) -> Finding:
 @pytest.mark.parametrize(
     "rule",
     [
-        bodies.tasks_above,
+        settings.tasks_above,
         settings.timing,
         settings.durations,
         settings.time_limits,
@@ -197,10 +195,10 @@ def only(findings: list[Finding]) -> Finding:
         settings.runtimes,
         settings.acks_late,
         settings.result_backend,
-        deploys.kills,
-        deploys.countdowns,
-        limits.processes,
-        limits.rates,
+        settings.kills,
+        settings.countdowns,
+        workers.processes,
+        settings.rates,
     ],
 )
 def test_sound_app_has_no_findings(rule: Callable[[Case], Iterator[Finding]]) -> None:
@@ -309,12 +307,12 @@ def test_countdown_that_the_visibility_timeout_makes_shorter() -> None:
     minute = {"broker_transport_options": {"visibility_timeout": 60}}
     retried: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 31}
 
-    finding = only(found(deploys.countdowns, settings=minute, **retried))
+    finding = only(found(settings.countdowns, settings=minute, **retried))
 
     assert (finding.code, finding.severity) == ("countdown", Severity.NOTE)
     assert "of 31 s, and its calls come back after 30 s" in finding.fact
     retried["retry_countdown"] = 30
-    assert found(deploys.countdowns, settings=minute, **retried) == []
+    assert found(settings.countdowns, settings=minute, **retried) == []
 
 
 def test_task_above_a_lock_task() -> None:
@@ -325,7 +323,7 @@ def test_task_above_a_lock_task() -> None:
     @singleton_task(app=app, name="bill", shared=False)
     def bill() -> None: ...
 
-    (finding,) = bodies.tasks_above(Case(Redlock(NODES), [], app))
+    (finding,) = settings.tasks_above(Case(Redlock(NODES), [], app))
 
     assert (finding.code, finding.severity) == ("without-lock", ERROR)
     assert finding.fact.startswith("Task above runs the body of the task bill without")
@@ -333,7 +331,7 @@ def test_task_above_a_lock_task() -> None:
 
 def test_rate_that_counts_for_longer_than_a_quarantine() -> None:
     """Nodes that restart may forget starts. In a period that is short, none votes."""
-    finding = only(found(limits.rates, rate="10/h"))
+    finding = only(found(settings.rates, rate="10/h"))
 
     assert (finding.code, finding.severity) == ("rate", Severity.NOTE)
     # Beside the ttl and the time after it in which the work must begin.
@@ -341,15 +339,15 @@ def test_rate_that_counts_for_longer_than_a_quarantine() -> None:
     assert "votes again after 62 s (redlock_max_ttl)" in finding.fact
     assert "raise redlock_max_ttl to 3640 s" in finding.remedy
     long = {"max_ttl": 3640.0}
-    assert found(limits.rates, timing=long, rate="10/h") == []
-    assert found(limits.rates, rate="10/s") == []
-    assert found(limits.rates, timing={"restart_guard": False}, rate="10/h") == []
+    assert found(settings.rates, timing=long, rate="10/h") == []
+    assert found(settings.rates, rate="10/s") == []
+    assert found(settings.rates, timing={"restart_guard": False}, rate="10/h") == []
 
 
 @pytest.mark.parametrize("policy", ["retry", "buffer_one", "cancel_running"])
 def test_calls_that_come_back_late_if_their_worker_is_killed(policy: str) -> None:
     """Redis delivers them again after an hour, RabbitMQ at once."""
-    (finding,) = found(deploys.kills, on_conflict=policy)
+    (finding,) = found(settings.kills, on_conflict=policy)
 
     assert (finding.code, finding.severity) == ("killed-while-waiting", Severity.NOTE)
     assert "Duplicates of bill wait with a countdown" in finding.fact
@@ -357,9 +355,9 @@ def test_calls_that_come_back_late_if_their_worker_is_killed(policy: str) -> Non
     soon = {"broker_transport_options": {"visibility_timeout": 300}}
     rabbit = {"broker_url": "amqp://rabbit"}
     for conf in (soon, rabbit):
-        assert found(deploys.kills, settings=conf, on_conflict=policy) == []
-    assert found(deploys.kills, on_conflict="wait") == []
-    assert found(deploys.kills, on_conflict=lambda _: "retry") == []
+        assert found(settings.kills, settings=conf, on_conflict=policy) == []
+    assert found(settings.kills, on_conflict="wait") == []
+    assert found(settings.kills, on_conflict=lambda _: "retry") == []
 
 
 def test_message_of_a_dead_worker_comes_back_before_its_lock_ends() -> None:

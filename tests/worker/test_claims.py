@@ -11,7 +11,8 @@ import pytest
 from celery import states
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.operations.doctor import Case, deploys
+from celery_redlock.operations.doctor import Case
+from celery_redlock.operations.doctor.workers import versions
 from tests.conftest import with_long
 from tests.harness.waiting import until
 from tests.worker.project.app import create_app
@@ -212,7 +213,7 @@ def test_doctor_names_workers_of_another_version(deploy: Deploy, key: str) -> No
     workers = deploy(concurrency=1, settings={"project_version": "another key"})
 
     def look(app: Celery) -> list[Finding]:
-        return [*deploys.versions(Case(runtime_of(app).redlock, [], app))]
+        return [*versions(Case(runtime_of(app).redlock, [], app))]
 
     with publisher(workers, project_version="first") as app:
         found = look(app)

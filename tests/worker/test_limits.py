@@ -9,7 +9,8 @@ from celery import Celery
 from celery.exceptions import WorkerLostError
 
 from celery_redlock import Redlock, singleton_task
-from celery_redlock.operations.doctor import Case, Severity, limits
+from celery_redlock.operations.doctor import Case, Severity
+from celery_redlock.operations.doctor.workers import processes
 from tests.harness.lock_nodes import NO_SUCH_KEY
 from tests.harness.waiting import until
 from tests.worker.project.jobs import AT_ONCE, PERIOD, STARTS
@@ -109,7 +110,7 @@ def test_doctor_finds_a_limit_that_workers_do_not_reach(
 
     redlock = Redlock(prefork.nodes.urls)
 
-    found = [*limits.processes(Case(redlock, [], app))]
+    found = [*processes(Case(redlock, [], app))]
 
     app.close()
     redlock.close()

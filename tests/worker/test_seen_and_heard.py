@@ -18,7 +18,8 @@ from celery_redlock import DuplicateTask
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations import doctor
-from celery_redlock.operations.doctor import deploys, workers_by_nodes
+from celery_redlock.operations.doctor import workers_by_nodes
+from celery_redlock.operations.doctor.workers import nodes as nodes_of_workers
 from tests.conftest import with_long
 from tests.harness.waiting import until
 
@@ -248,7 +249,7 @@ def test_doctor_names_workers_whose_locks_are_on_other_nodes(
 
     def look(urls: list[str]) -> list[tuple[str, str, bool]]:
         case = doctor.Case(Redlock(urls), [], prefork.app)
-        found = [*deploys.nodes(case)]
+        found = [*nodes_of_workers(case)]
         return [(it.code, it.severity.word, worker in it.fact) for it in found]
 
     assert look([*in_use]) == look([*reversed(in_use)]) == []

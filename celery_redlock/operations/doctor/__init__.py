@@ -10,8 +10,8 @@ problem. A healthy deployment yields none. The app is optional: the lock can be 
 without Celery.
 
 Read ``rule`` first. Every other file has the rules of one subject, and is found by
-itself: a new rule needs no registration. ``votes`` is about nodes that do not vote, and
-``settings`` about the app, ``limits`` about its limits and rates.
+itself: a new rule needs no registration. ``votes`` is about nodes that do not vote,
+``settings`` about the app and its tasks, and ``workers`` asks the running workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.log_fields import log_fields
-from celery_redlock.operations.doctor.deploys import workers_by_nodes
 from celery_redlock.operations.doctor.rule import (
     Case,
     Finding,
@@ -33,6 +32,7 @@ from celery_redlock.operations.doctor.rule import (
     address_of,
     worst_of,
 )
+from celery_redlock.operations.doctor.workers import workers_by_nodes
 from celery_redlock.operations.inspect import inspect_nodes
 from celery_redlock.operations.words import plural, with_app
 

@@ -5,9 +5,11 @@ Celery is not imported here: the rules read attributes of the app and its tasks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.locks.limits import START_WITHIN, rate_of
 from celery_redlock.operations.doctor.rule import (
     ERROR,
     NOTE,
@@ -18,7 +20,8 @@ from celery_redlock.operations.doctor.rule import (
     rule,
 )
 from celery_redlock.options.broker import loses_publications
-from celery_redlock.policies import Skip, given_at
+from celery_redlock.options.lock_options import LockOptions
+from celery_redlock.policies import Retry, Skip, given_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,10 +29,10 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from celery_redlock.locks.lease import Holder
-    from celery_redlock.options.lock_options import LockOptions
 
 _TRIES_PER_TTL = 12  # a failed renewal is repeated after a 12th of the ttl
 _SHOWN = 3  # names
+_SOON = 300.0  # seconds after which a call comes back without a remark
 _RAISE_VISIBILITY = (
     'Raise broker_transport_options["visibility_timeout"] above it. The lock keeps the '
     "copies from running, but they are redelivered until the first has finished."
@@ -230,3 +233,88 @@ def result_backend(it: LockTask, case: Case) -> Iterator[Finding]:
 def _skips(options: LockOptions, stage: str) -> bool:
     """Tell whether a duplicate is skipped at this stage."""
     return given_at(options.on_conflict, stage) is Skip
+
+
+@rule(offline=True, skipped_at_start=True)
+def tasks_above(case: Case) -> Iterator[Finding]:
+    """Find tasks whose function is a lock task, as `@app.task` above one makes them."""
+    for name, task in sorted(case.app.tasks.items()) if case.app else ():
+        inner: Any = getattr(task, "run", None)
+        if isinstance(getattr(inner, "lock_options", None), LockOptions):
+            yield Finding(
+                "without-lock",
+                ERROR,
+                f"runs the body of the task {inner.name} without its lock, and no "
+                "worker starts with it",
+                "Apply @singleton_task alone, and no @app.task or @shared_task above "
+                "it.",
+            ).of("Task", name)
+
+
+@rule("Task")
+def rates(it: LockTask, case: Case) -> Iterator[Finding]:
+    """Find rates that count for longer than a node that restarts stays out of the vote.
+
+    A node that has forgotten a start votes again after its quarantine.
+    """
+    if it.options.rate is None or not case.redlock.guard.enabled:
+        return
+    timing, (_, period) = case.redlock.timing, rate_of("rate", it.options.rate)
+    kept = it.ttl + START_WITHIN + period
+    if kept > timing.quarantine:
+        yield Finding(
+            "rate",
+            NOTE,
+            f"counts starts for up to {kept:.0f} s (its rate), and a node that "
+            f"restarts without its memory votes again after {timing.quarantine:.0f} s "
+            "(redlock_max_ttl). If so many nodes restart within the period of a start "
+            "that no majority remembers it, one more start is possible",
+            f"Nothing is to be done if nodes rarely restart. Otherwise raise "
+            f"redlock_max_ttl to {_rounded_up(kept)} s with `celery -A proj redlock "
+            "reconfigure`, or shorten the period: 60/h is 1/m.",
+        )
+
+
+def _rounded_up(seconds: float) -> int:
+    """Return whole seconds, rounded up to tens."""
+    return -int(-seconds // 10) * 10
+
+
+@rule(offline=True)
+def kills(case: Case) -> Iterator[Finding]:
+    """Find calls that come back late if the worker in which they wait is killed."""
+    visible = case.visibility_timeout
+    names = [it.task.name for it in case.lock_tasks if _waits_with_a_countdown(it)]
+    if names and _SOON < visible < math.inf:
+        yield Finding(
+            "killed-while-waiting",
+            NOTE,
+            f"Duplicates of {', '.join(names)} wait with a countdown in a worker. If "
+            f"it is killed, they come back after {visible:g} s (visibility_timeout).",
+            "Stop workers with TERM: then these calls go back to the queue at once. A "
+            'shorter broker_transport_options["visibility_timeout"] must be above the '
+            "longest countdown, and with acks_late above the longest run. RabbitMQ "
+            "delivers the calls again at once.",
+        )
+
+
+def _waits_with_a_countdown(it: LockTask) -> bool:
+    kind: Any = given_at(it.options.on_conflict, "execute")
+    return kind is not None and (kind is Retry or kind.registers)
+
+
+@rule("Task")
+def countdowns(it: LockTask, case: Case) -> Iterator[Finding]:
+    """Find a ``retry_countdown`` that the visibility timeout makes shorter."""
+    countdown: Any = it.options.retry_countdown or 0.0  # resolved to seconds
+    longest = case.visibility_timeout / 2
+    if countdown > longest:
+        yield Finding(
+            "countdown",
+            NOTE,
+            f"has a retry_countdown of {countdown:g} s, and its calls come back after "
+            f"{longest:g} s, half of the visibility timeout: the broker would deliver "
+            "a call that waits for longer once more",
+            "Lower it, or raise "
+            'broker_transport_options["visibility_timeout"] to more than twice of it.',
+        )

@@ -1,13 +1,13 @@
-"""Deploys: workers of another version, and calls that wait in workers.
+"""Rules that ask running workers: versions, nodes, calls without a lock, limits.
 
-A worker in which a call waits may be killed. See the page about deploying.
+A worker that starts leaves these rules out: in a deploy each would ask all the others.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.operations.doctor.rule import (
@@ -20,61 +20,20 @@ from celery_redlock.operations.doctor.rule import (
     rule,
 )
 from celery_redlock.options.broker import broker_errors, is_in_memory
-from celery_redlock.policies import Retry, given_at
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
     from celery import Celery, Task
 
-_SOON = 300.0  # seconds after which a call comes back without a remark
 _REPLY_WITHIN = 1.0  # seconds
 _COMPARED = {"lock_options": "lock options", "key_rule": "arguments or key"}
 _HAS_NODES = " [lock_nodes="  # between the name of a task and the names of its nodes
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_CALLERS = ("celery.map", "celery.starmap")  # .chunks are calls of the latter
+_TOLD = ("active", "reserved")
 
 
-@rule(offline=True)
-def kills(case: Case) -> Iterator[Finding]:
-    """Find calls that come back late if the worker in which they wait is killed."""
-    visible = case.visibility_timeout
-    names = [it.task.name for it in case.lock_tasks if _waits_with_a_countdown(it)]
-    if names and _SOON < visible < math.inf:
-        yield Finding(
-            "killed-while-waiting",
-            NOTE,
-            f"Duplicates of {', '.join(names)} wait with a countdown in a worker. If "
-            f"it is killed, they come back after {visible:g} s (visibility_timeout).",
-            "Stop workers with TERM: then these calls go back to the queue at once. A "
-            'shorter broker_transport_options["visibility_timeout"] must be above the '
-            "longest countdown, and with acks_late above the longest run. RabbitMQ "
-            "delivers the calls again at once.",
-        )
-
-
-def _waits_with_a_countdown(it: LockTask) -> bool:
-    kind: Any = given_at(it.options.on_conflict, "execute")
-    return kind is not None and (kind is Retry or kind.registers)
-
-
-@rule("Task")
-def countdowns(it: LockTask, case: Case) -> Iterator[Finding]:
-    """Find a ``retry_countdown`` that the visibility timeout makes shorter."""
-    countdown: Any = it.options.retry_countdown or 0.0  # resolved to seconds
-    longest = case.visibility_timeout / 2
-    if countdown > longest:
-        yield Finding(
-            "countdown",
-            NOTE,
-            f"has a retry_countdown of {countdown:g} s, and its calls come back after "
-            f"{longest:g} s, half of the visibility timeout: the broker would deliver "
-            "a call that waits for longer once more",
-            "Lower it, or raise "
-            'broker_transport_options["visibility_timeout"] to more than twice of it.',
-        )
-
-
-# A worker that starts leaves this out: in a deploy each would ask all the others.
 @rule(skipped_at_start=True)
 def versions(case: Case) -> Iterator[Finding]:
     """Find running workers whose version of a task computes other keys, or differs."""
@@ -104,7 +63,6 @@ def _described(task: Task) -> dict[str, str]:
     return {n: _ADDRESS.sub("", str(getattr(task, n))) for n in _COMPARED}
 
 
-# A worker that starts leaves this out, as above.
 @rule(skipped_at_start=True)
 def nodes(case: Case) -> Iterator[Finding]:
     """Find running workers whose locks are on other nodes.
@@ -131,6 +89,67 @@ def nodes(case: Case) -> Iterator[Finding]:
             "with `celery -A proj redlock reconfigure`, before any client has the new "
             "list.",
         )
+
+
+@rule(skipped_at_start=True)
+def called_by_others(case: Case) -> Iterator[Finding]:
+    """Find lock tasks that running workers call for `.map`, `.starmap` or `.chunks`."""
+    names = {it.task.name for it in case.lock_tasks}
+    workers: dict[str, set[str]] = defaultdict(set)
+    for what in _TOLD if names else ():
+        for worker, requests in told_by_workers(case.app, what).items():
+            for request in requests:
+                inner = _inner(request)
+                if inner in names:
+                    workers[inner].add(worker)
+    for name, found in sorted(workers.items()):
+        yield Finding(
+            "without-lock",
+            WARNING,
+            f"runs without its lock in {', '.join(sorted(found))}: .map, .starmap or "
+            ".chunks calls its body as a plain function",
+            "Use a group of its calls, where each must have its lock.",
+        ).of("Task", name)
+
+
+def _inner(request: Any) -> str:
+    """Return the task that a call of one of Celery's own tasks calls, or ``""``."""
+    match request:
+        case {"name": name, "kwargs": {"task": {"task": str() as inner}}}:
+            return inner if name in _CALLERS else ""
+    return ""
+
+
+@rule(skipped_at_start=True)
+def processes(case: Case) -> Iterator[Finding]:
+    """Find limits that are higher than the number of tasks that workers run at once."""
+    limited = [(it, most) for it in case.lock_tasks if (most := _limit_of(it)) > 1]
+    stats = told_by_workers(case.app, "stats") if limited else {}
+    at_once = sum(map(_tasks_at_once, stats.values()))
+    for it, most in limited:
+        if stats and most > at_once:
+            yield Finding(
+                "limit",
+                NOTE,
+                f"has a limit of {most}, and the running workers that answer run "
+                f"{at_once} tasks at once: the limit has no effect on them",
+                "Lower it, unless more workers start at times, or other code takes the "
+                "same key.",
+            ).of("Task", it.task.name)
+
+
+def _limit_of(it: LockTask) -> int:
+    """Return the limit of a task as it was given; 0 for none."""
+    keys = it.options.keys
+    return max(keys.values()) if isinstance(keys, Mapping) else it.options.limit or 0
+
+
+def _tasks_at_once(stats: Mapping[str, Any]) -> int:
+    """Return how many tasks a worker runs at once, at most."""
+    most: int = (stats.get("autoscaler") or {}).get("max", 0)
+    pool = stats.get("pool")
+    now = pool.get("max-concurrency", 0) if isinstance(pool, Mapping) else 0
+    return max(most, now)
 
 
 def workers_by_nodes(app: Celery, labels: Sequence[str]) -> tuple[list[str], list[str]]:
