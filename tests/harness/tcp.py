@@ -221,22 +221,12 @@ class ScriptedServer:
 
     Attributes:
         url: The URL for clients.
-        reads: While it is clear, the server reads nothing.
-        speaks: While it is clear, the server sends no reply.
-        greets: While it is clear, a new connection gets nothing, not even a greeting.
         greeting: The bytes for each new connection.
-        piece: The number of bytes in each packet of a reply.
-        connections: The number of connections so far.
     """
 
     def __init__(self, answer: Callable[[list[bytes], socket.socket], bytes]) -> None:
         self._answer = answer
-        self.reads, self.speaks = threading.Event(), threading.Event()
-        self.greets = threading.Event()
-        self._open_gates()
         self.greeting = b""
-        self.piece = 1 << 20
-        self.connections = 0
         self._turn = threading.Lock()
         self._listener = socket.create_server((_HOST, 0))
         self.url = f"redis://{_HOST}:{self._listener.getsockname()[1]}/0"
@@ -252,7 +242,6 @@ class ScriptedServer:
 
     def stop(self) -> None:
         """End the server and its threads."""
-        self._open_gates()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -260,17 +249,12 @@ class ScriptedServer:
         for thread in self._threads:
             thread.join(_SOON)
 
-    def _open_gates(self) -> None:
-        for gate in (self.reads, self.speaks, self.greets):
-            gate.set()
-
     def _accept(self) -> None:
         while True:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            self.connections += 1
             self._sockets.append(sock)
             thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
             self._threads.append(thread)
@@ -279,12 +263,10 @@ class ScriptedServer:
     def _serve(self, sock: socket.socket) -> None:
         reader = PythonReader()
         with contextlib.suppress(OSError), sock:
-            assert self.greets.wait(_SOON)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.greeting:
                 sock.sendall(self.greeting)
             while True:
-                self.reads.wait(_SOON)
                 data = sock.recv(1 << 16)
                 if not data:
                     return
@@ -292,6 +274,4 @@ class ScriptedServer:
                 while (command := reader.gets()) is not False:
                     with self._turn:
                         reply = self._answer(command, sock)
-                    self.speaks.wait(_SOON)
-                    for start in range(0, len(reply), self.piece):
-                        sock.sendall(reply[start : start + self.piece])
+                    sock.sendall(reply)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -21,35 +23,33 @@ from celery_redlock.locks.redlock import Redlock
 from celery_redlock.members.view import CLOSED, View
 from celery_redlock.operations.doctor import diagnose
 from celery_redlock.operations.reconfigure import reconfigure
-from tests.harness.waiting import until
+from tests.nodes.support import StartNodes, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from typing_extensions import Self
 
-    from celery_redlock.devnodes import DevNodes
     from celery_redlock.members.restart_guard import NodeMembership
 
 MAX_TTL = 1.0  # seconds: a reconfiguration waits for one of them and a bit
 CLIENTS = 3
 
+Service = Callable[..., Redlock]  # the fixture `service`
 
-def service(
-    urls: list[str],
-    max_ttl: float = MAX_TTL,
-    *,
-    ttl: float = MAX_TTL,
-    connect_timeout: float = 1.0,
-) -> Redlock:
-    """Return a client with these settings; slow machines get their time."""
-    return Redlock(
-        urls,
-        ttl=ttl,
-        max_ttl=max_ttl,
-        node_timeout=0.2,
-        connect_timeout=connect_timeout,
-    )
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    """Give a function that makes a client; slow machines get their time."""
+    with contextlib.ExitStack() as stack:
+
+        def make(urls: list[str], max_ttl: float = MAX_TTL, **options: Any) -> Redlock:
+            options = {"ttl": MAX_TTL, "node_timeout": 0.2, **options}
+            redlock = Redlock(urls, max_ttl=max_ttl, **options)
+            stack.callback(redlock.close)
+            return redlock
+
+        yield make
 
 
 def reconfigure_until_closed(
@@ -149,8 +149,8 @@ def assert_one_at_a_time_and_in_order(load: Load) -> None:
     ids=["one replaced", "three to five", "a majority replaced", "max_ttl doubled"],
 )
 def test_reconfiguration_under_load_never_lets_two_in(
-    start_nodes: Callable[..., DevNodes],
-    key: str,
+    start_nodes: StartNodes,
+    service: Service,
     before: list[int],
     after: list[int],
     max_ttl: float,
@@ -161,7 +161,7 @@ def test_reconfiguration_under_load_never_lets_two_in(
     new = service([urls[index] for index in after], max_ttl, connect_timeout=10)
     old.initialize()
 
-    with Load([old, new], key) as load:
+    with Load([old, new], "k") as load:
         until_granted(load, since=0.0)
         steps: list[str] = []
         reconfigure(old, new, on_step=steps.append)
@@ -169,8 +169,6 @@ def test_reconfiguration_under_load_never_lets_two_in(
 
     assert_one_at_a_time_and_in_order(load)
     assert "vote for the new configuration" in steps[-1]
-    old.close()
-    new.close()
 
 
 def until_granted(load: Load, *, since: float) -> None:
@@ -182,7 +180,7 @@ def until_granted(load: Load, *, since: float) -> None:
 
 
 def test_client_with_the_old_settings_is_told_what_to_do(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, service: Service, key: str
 ) -> None:
     """The error names the nodes' present configuration and the command."""
     urls = start_nodes(3, initialize=False).urls
@@ -192,12 +190,10 @@ def test_client_with_the_old_settings_is_told_what_to_do(
 
     with pytest.raises(QuorumUnreachable, match=r"max_ttl 2 s.*redlock reconfigure"):
         old.acquire(key)
-    old.close()
-    new.close()
 
 
 def test_client_with_removed_nodes_is_told_the_new_ones(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, service: Service, key: str
 ) -> None:
     """A removed node stays closed. The client need not wait for a move that is done."""
     nodes = start_nodes(4, initialize=False)
@@ -215,12 +211,10 @@ def test_client_with_removed_nodes_is_told_the_new_ones(
         finding for finding in diagnose(old) if finding.about == old.labels[2]
     )
     assert "shut this one down" in removed.remedy
-    old.close()
-    new.close()
 
 
 def test_reconfiguration_that_was_interrupted_is_resumed(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, service: Service, key: str
 ) -> None:
     """The wait continues meanwhile, and a second run finishes the first one's work."""
     nodes = start_nodes(5, initialize=False)
@@ -236,12 +230,10 @@ def test_reconfiguration_that_was_interrupted_is_resumed(
     lease = new.acquire(key)
     assert lease.votes >= new.quorum
     assert new.release(lease)
-    old.close()
-    new.close()
 
 
 def test_reconfiguration_looks_before_it_closes(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, service: Service, key: str
 ) -> None:
     """If it cannot be finished, nothing is changed, and locks are granted as before."""
     nodes = start_nodes(4, initialize=False)
@@ -253,12 +245,10 @@ def test_reconfiguration_looks_before_it_closes(
         reconfigure(old, new)
 
     old.release(old.acquire(key))
-    old.close()
-    new.close()
 
 
 def test_server_under_two_addresses_is_named(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, service: Service, key: str
 ) -> None:
     """It is one member. The error says so, and does not call it silent."""
     nodes = start_nodes(4, initialize=False)
@@ -270,12 +260,10 @@ def test_server_under_two_addresses_is_named(
         reconfigure(old, new)
 
     old.release(old.acquire(key))
-    old.close()
-    new.close()
 
 
 def test_node_of_another_deployment_is_not_moved(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, service: Service, key: str
 ) -> None:
     """Its locks would be forgotten. The error says so."""
     nodes = start_nodes(6, initialize=False)
@@ -291,12 +279,10 @@ def test_node_of_another_deployment_is_not_moved(
 
     old.release(old.acquire(key))
     theirs.release(theirs.acquire(key))
-    for redlock in (old, new, theirs):
-        redlock.close()
 
 
 def test_clients_that_are_early_are_found(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, service: Service, key: str
 ) -> None:
     """They have founded a deployment of the new nodes. The move is not done by that."""
     nodes = start_nodes(6, initialize=False)
@@ -308,12 +294,10 @@ def test_clients_that_are_early_are_found(
         reconfigure(old, new)
 
     old.release(old.acquire(key))
-    old.close()
-    new.close()
 
 
 def test_second_run_lifts_no_quarantine(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, service: Service, key: str
 ) -> None:
     """A node that restarts after the move waits, also when the move is run once more.
 
@@ -348,12 +332,10 @@ def test_second_run_lifts_no_quarantine(
     assert finished == ["The nodes have the new configuration already."]
     with pytest.raises(LockUnavailable):
         rival.acquire(key)
-    for redlock in (old, new, rival):
-        redlock.close()
 
 
 def test_closed_nodes_that_fall_silent_are_waited_for(
-    start_nodes: Callable[..., DevNodes],
+    start_nodes: StartNodes, service: Service
 ) -> None:
     """They may have lost their memory, and then their locks have not ended."""
     nodes = start_nodes(6, initialize=False)
@@ -370,12 +352,10 @@ def test_closed_nodes_that_fall_silent_are_waited_for(
         node.command("HGET", "redlock:meta", "config") == new.guard.config
         for node in nodes.nodes[3:]
     )
-    old.close()
-    new.close()
 
 
 def test_reconfiguration_is_taken_back(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, service: Service, key: str
 ) -> None:
     """Until the first node is opened, --abort leads back, with all fences."""
     nodes = start_nodes(5, initialize=False)
@@ -393,8 +373,6 @@ def test_reconfiguration_is_taken_back(
     old.release(lease)
     with pytest.raises(QuorumUnreachable):
         new.acquire(key)
-    old.close()
-    new.close()
 
 
 @pytest.mark.parametrize(
@@ -403,7 +381,7 @@ def test_reconfiguration_is_taken_back(
     ids=["too few answer", "too many vote"],
 )
 def test_abort_is_not_recommended_where_it_would_be_refused(
-    start_nodes: Callable[..., DevNodes], future: int, after: str, killed: int
+    start_nodes: StartNodes, service: Service, future: int, after: str, killed: int
 ) -> None:
     """It marks a majority of the future nodes, of those that do not vote yet."""
     nodes = start_nodes(3 + future, initialize=False)
@@ -422,12 +400,10 @@ def test_abort_is_not_recommended_where_it_would_be_refused(
 
     assert "when the nodes are up" in str(ended.value)
     assert "--abort" not in str(ended.value)
-    old.close()
-    new.close()
 
 
 def test_reconfiguration_ends_when_another_operator_aborts(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, service: Service, key: str
 ) -> None:
     """It does not ask on until its patience ends, and it says what has happened."""
     nodes = start_nodes(5, initialize=False)
@@ -444,12 +420,10 @@ def test_reconfiguration_ends_when_another_operator_aborts(
     old.release(old.acquire(key))
     reconfigure(old, new)
     new.release(new.acquire(key))
-    for redlock in (old, new, other_old, other_new):
-        redlock.close()
 
 
 def test_abort_ends_when_another_operator_has_finished(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, service: Service, key: str
 ) -> None:
     """It looked before the nodes were opened, and marks them after that."""
     nodes = start_nodes(5, initialize=False)
@@ -473,12 +447,10 @@ def test_abort_ends_when_another_operator_has_finished(
         reconfigure(other_old, other_new, abort=True, patience=600.0)
 
     new.release(new.acquire(key))
-    for redlock in (old, new, other_old, other_new):
-        redlock.close()
 
 
 def test_abort_outlasts_locks_of_members_that_have_forgotten(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, service: Service, key: str
 ) -> None:
     """Members that lost their memory cannot tell that they voted, and for what."""
     nodes = start_nodes(6, initialize=False)
@@ -497,12 +469,10 @@ def test_abort_outlasts_locks_of_members_that_have_forgotten(
     later = old.acquire(key)
     assert later.fence > lease.fence
     old.release(later)
-    for redlock in (old, new):
-        redlock.close()
 
 
 def test_refused_abort_of_one_of_two_plans_changes_nothing(
-    start_nodes: Callable[..., DevNodes],
+    start_nodes: StartNodes, service: Service
 ) -> None:
     """Also the other plan, which could be taken back, stays as it is."""
     nodes = start_nodes(4, initialize=False)
@@ -526,12 +496,10 @@ def test_refused_abort_of_one_of_two_plans_changes_nothing(
         reconfigure(old, new, abort=True)
 
     assert looks(new) == before
-    old.close()
-    new.close()
 
 
 def test_finished_reconfiguration_is_not_taken_back(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, service: Service, key: str
 ) -> None:
     """The nodes vote for the new configuration, and go on with it."""
     nodes = start_nodes(3, initialize=False)
@@ -543,13 +511,11 @@ def test_finished_reconfiguration_is_not_taken_back(
         reconfigure(old, new, abort=True)
 
     new.release(new.acquire(key))
-    old.close()
-    new.close()
 
 
 @pytest.mark.parametrize("abort", [False, True])
 def test_reconfiguration_that_was_done_is_not_begun_again(
-    start_nodes: Callable[..., DevNodes], abort: bool
+    start_nodes: StartNodes, service: Service, abort: bool
 ) -> None:
     """The future nodes have lost their memory since, and do not vote just now."""
     nodes = start_nodes(6, initialize=False)
@@ -569,12 +535,11 @@ def test_reconfiguration_that_was_done_is_not_begun_again(
         reconfigure(old, new, abort=abort)
 
     until(lambda: not new.check().problems, what="the nodes vote again")
-    old.close()
-    new.close()
 
 
 def test_reconfiguration_without_enough_witnesses_rests_on_clocks(
-    start_nodes: Callable[..., DevNodes],
+    start_nodes: StartNodes,
+    service: Service,
     key: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -596,11 +561,9 @@ def test_reconfiguration_without_enough_witnesses_rests_on_clocks(
 
     assert "depends on clocks" in caplog.text
     new.release(new.acquire(key))
-    old.close()
-    new.close()
 
 
-def test_reconfiguration_to_the_same_is_refused() -> None:
+def test_reconfiguration_to_the_same_is_refused(service: Service) -> None:
     """Without a difference there is nothing to do, and the change is refused."""
     urls = ["redis://a:1", "redis://b:1"]
 
@@ -608,7 +571,7 @@ def test_reconfiguration_to_the_same_is_refused() -> None:
         reconfigure(service(urls), service(urls))
 
 
-def test_reconfiguration_without_the_guard_is_refused() -> None:
+def test_reconfiguration_without_the_guard_is_refused(service: Service) -> None:
     """The nodes do not know their configuration; the error names the manual steps."""
     urls = ["redis://a:1", "redis://b:1"]
     unguarded = Redlock(urls, restart_guard=False)
