@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +18,7 @@ from celery_redlock.wire.quorum import Vote, VoteKind
 from celery_redlock.wire.requests import ScriptRequest, vote_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.wire.client import NodeClient, PerNode
@@ -29,37 +30,30 @@ _TTL = 5.0  # seconds until a lock expires if the command is killed
 _BARS, _WIDEST = 10, 40
 
 
-class Series:
-    """The durations of many equal operations, the shortest first."""
+def within(seconds: Sequence[float], share: float) -> float:
+    """Return the time of this percentile of sorted durations."""
+    return seconds[min(len(seconds) - 1, int(share * len(seconds)))]
 
-    def __init__(self, seconds: Iterable[float]) -> None:
-        self.seconds = sorted(seconds)
 
-    def within(self, share: float) -> float:
-        """Return the time of this percentile."""
-        return self.seconds[min(len(self.seconds) - 1, int(share * len(self.seconds)))]
+def times(seconds: Sequence[float]) -> dict[str, float]:
+    """Return percentiles and the longest of sorted durations, in milliseconds."""
+    found = {f"p{share * 100:.0f}": within(seconds, share) * _MS for share in _SHARES}
+    return {**found, "max": seconds[-1] * _MS}
 
-    def times(self) -> dict[str, float]:
-        """Return percentiles and the longest duration, in milliseconds."""
-        times = {f"p{share * 100:.0f}": self.within(share) * _MS for share in _SHARES}
-        return {**times, "max": self.seconds[-1] * _MS}
 
-    def histogram(self) -> list[tuple[float, float, int]]:
-        """Return bars from the least to the 99th percentile, and one for the rest.
+def histogram(seconds: Sequence[float]) -> list[tuple[float, float, int]]:
+    """Return bars from the least to the 99th percentile, and one for the rest.
 
-        Each is from, to (both in milliseconds) and how many.
-        """
-        least, most = self.seconds[0], self.within(_SHARES[-1])
-        step = (most - least) / _BARS or 1e-6
-        counts = [0] * (_BARS + 1)
-        for time in self.seconds:
-            counts[min(_BARS, int((time - least) / step))] += 1
-        edges = [least + step * number for number in range(_BARS + 1)]
-        ends = [*edges[1:], self.seconds[-1]]
-        return [
-            (start * _MS, end * _MS, count)
-            for start, end, count in zip(edges, ends, counts, strict=True)
-        ]
+    Each is from, to (both in milliseconds) and how many.
+    """
+    least, most = seconds[0], within(seconds, _SHARES[-1])
+    step = (most - least) / _BARS or 1e-6
+    counts = Counter(min(_BARS, int((time - least) / step)) for time in seconds)
+    edges = [least + step * number for number in range(_BARS + 1)] + [seconds[-1]]
+    return [
+        (edges[bar] * _MS, edges[bar + 1] * _MS, counts[bar])
+        for bar in range(_BARS + 1)
+    ]
 
 
 @click.command(cls=Command, short_help="Measure what a lock costs here.")
@@ -76,16 +70,16 @@ def bench(session: Session, *, count: int) -> None:
     redlock = session.redlock
     redlock.check()  # connects
     acquire, release = _on_majority(redlock, count)
-    both = Series(map(sum, zip(acquire, release, strict=True)))
-    measured = {"acquire": Series(acquire), "release": Series(release)}
+    both = sorted(map(sum, zip(acquire, release, strict=True)))
+    measured = {"acquire": sorted(acquire), "release": sorted(release)}
     measured["acquire and release"] = both
-    alone: dict[str, Series] = {}
+    alone: dict[str, list[float]] = {}
     unseen: dict[str, str] = {}
     for address in redlock.addresses:
         node = _on_one_node(redlock, address, count)
         alone |= node.results
         unseen |= node.unseen
-    rate = count / sum(both.seconds)
+    rate = count / sum(both)
     locks, nodes = plural(count, "lock"), plural(len(redlock.labels), "node")
     each = {**measured, **{f"{name} alone": one for name, one in alone.items()}}
     head = f"{locks} on {nodes}, one after the other: {rate:,.0f} per second."
@@ -93,11 +87,11 @@ def bench(session: Session, *, count: int) -> None:
         [head, "", *_table(each), "", *_bars(both), *unseen_lines(unseen)],
         lambda: {
             "count": count,
-            "quorum": {name: series.times() for name, series in measured.items()},
-            "nodes": {name: series.times() for name, series in alone.items()} | unseen,
+            "quorum": {name: times(them) for name, them in measured.items()},
+            "nodes": {name: times(them) for name, them in alone.items()} | unseen,
             "histogram": [
                 {"from": start, "to": end, "count": number}
-                for start, end, number in both.histogram()
+                for start, end, number in histogram(both)
             ],
         },
     )
@@ -117,7 +111,9 @@ def _on_majority(redlock: Redlock, count: int) -> tuple[list[float], list[float]
     return acquire, release
 
 
-def _on_one_node(redlock: Redlock, address: NodeAddress, count: int) -> PerNode[Series]:
+def _on_one_node(
+    redlock: Redlock, address: NodeAddress, count: int
+) -> PerNode[list[float]]:
     """Measure acquire and release on this node alone."""
 
     def cycle(client: NodeClient, *, by_source: bool = False) -> float:
@@ -137,28 +133,28 @@ def _on_one_node(redlock: Redlock, address: NodeAddress, count: int) -> PerNode[
             raise NodeUnreachable(f"gave no vote: {vote.reason or vote.kind.value}")
         return SYSTEM_CLOCK.monotonic() - asked_at
 
-    def measure(client: NodeClient) -> Series:
+    def measure(client: NodeClient) -> list[float]:
         cycle(client, by_source=True)  # the node knows both scripts from now on
-        return Series(cycle(client) for _ in range(count))
+        return sorted(cycle(client) for _ in range(count))
 
     return each_node([address], measure, timeout=redlock.timing.connect_timeout)
 
 
-def _table(measured: dict[str, Series]) -> list[str]:
+def _table(measured: dict[str, list[float]]) -> list[str]:
     columns = [
         Column("MILLISECONDS"),
         *(Column(f"{share:.0%}", right=True) for share in _SHARES),
         Column("LONGEST", right=True),
     ]
     rows: list[Row] = [
-        [name, *(f"{time:.2f}" for time in series.times().values())]
-        for name, series in measured.items()
+        [name, *(f"{time:.2f}" for time in times(them).values())]
+        for name, them in measured.items()
     ]
     return table(columns, rows)
 
 
-def _bars(series: Series) -> list[str]:
-    bars = series.histogram()
+def _bars(seconds: Sequence[float]) -> list[str]:
+    bars = histogram(seconds)
     most = max(number for _, _, number in bars)
     rows: list[Row] = []
     for start, end, number in bars:

@@ -12,7 +12,15 @@ from urllib.parse import unquote, urlsplit
 import click
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.cli.output.format import Column, Row, fit, state_cell, table
+from celery_redlock.cli.output.format import (
+    Column,
+    Row,
+    fit,
+    node_document,
+    node_lines,
+    state_cell,
+    table,
+)
 from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import (
     DONE,
@@ -107,10 +115,7 @@ def doctor(
     session.tell(
         [*_nodes(reports), "", *_findings(found), summary],
         lambda: {
-            "nodes": [
-                {"node": report.label, "state": str(state_cell(report.status))}
-                for report in reports
-            ],
+            "nodes": [node_document(report.status) for report in reports],
             "findings": [finding.as_dict() for finding in found],
             "ignored": left_out,
             "worst": worst.word if worst else None,
@@ -133,14 +138,10 @@ def _wait(session: Session, seconds: float, *, all_nodes: bool) -> int:
         clock.sleep(min(_PAUSE, left))
     needed = f", {wanted} are needed" if total > 1 and votes < wanted else ""
     fact = f"{votes_text(votes, total)}{needed}."
-    rows: list[Row] = [[node.label, state_cell(node)] for node in nodes]
-    columns = (Column("NODE"), Column("STATE", cut="end"))
     session.tell(
-        [*table(columns, rows), "", fact[0].upper() + fact[1:]],
+        [*node_lines(nodes), "", fact[0].upper() + fact[1:]],
         lambda: {
-            "nodes": [
-                {"node": node.label, "state": str(state_cell(node))} for node in nodes
-            ],
+            "nodes": [*map(node_document, nodes)],
             "votes": votes,
             "needed": wanted,
         },

@@ -12,7 +12,7 @@ from celery_redlock.cli.output.format import (
     holder_document,
     keys_text,
     limit_lines,
-    permits_document,
+    limits_document,
     permits_table,
 )
 from celery_redlock.cli.output.ink import painted
@@ -95,7 +95,7 @@ def _document(found: Explanation) -> dict[str, Any]:
         "known": found.is_known,
         "publish": _step(found.publish),
         "execute": _step(found.execute),
-        "limits": permits_document(found.limits),
+        "limits": limits_document(found.limits, permits=True),
         "running": _job(found.running),
         "waiting": _job(found.waiting),
         "succeeded": _job(found.succeeded),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from celery_redlock.cli.output.format import Column, Row, state_cell, table
+from celery_redlock.cli.output.format import node_lines
 from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.operations.inspect import NodeState, node_status
 from celery_redlock.operations.words import duration
@@ -25,13 +25,12 @@ def init(session: Session, *, yes: bool) -> None:
     """
     redlock = session.redlock
     statuses = node_status(redlock)
-    rows: list[Row] = [[node.label, state_cell(node)] for node in statuses]
     states = {node.state for node in statuses}
     # All vote already, or one cannot be read, so that nothing can be changed.
     is_known = states == {NodeState.VOTES} or NodeState.SILENT in states
-    session.say(*table((Column("NODE"), Column("NOW")), rows), "")
+    session.say(*node_lines(statuses, "NOW"), "")
     span = duration(redlock.timing.max_ttl)
-    where = "on this node" if len(rows) == 1 else "on these nodes"
+    where = "on this node" if len(statuses) == 1 else "on these nodes"
     session.confirm(
         f"Is it certain that no worker held a lock {where} in the last {span} "
         "(redlock_max_ttl)?",

@@ -17,7 +17,7 @@ from celery_redlock.cli.output.format import (
     holder_document,
     keys_text,
     limit_lines,
-    permits_document,
+    limits_document,
     permits_table,
     table,
 )
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from celery_redlock.locks.forced_release import ForcedRelease
-    from celery_redlock.locks.lease import Inspection
     from celery_redlock.operations.scan import LimitInUse
 
 _MS = 1000
@@ -83,7 +82,7 @@ def show(session: Session, *, key: str) -> int:
 
 def _summary(found: LockStatus, *, has_limit: bool) -> list[str]:
     seen = found.seen
-    ballot, holder = seen.ballot, _holder(seen)
+    ballot, holder = seen.ballot, _holder(found)
     if holder is None:
         if found.is_held is None:
             few = "too few nodes can tell"
@@ -152,13 +151,9 @@ def _released(releases: Sequence[ForcedRelease], key: str) -> list[str]:
     return ["", *table(columns, rows), *([f"and {more} before"] if more else [])]
 
 
-def _holder(seen: Inspection) -> Holder | None:
+def _holder(found: LockStatus) -> Holder | None:
     """Return the holder with the fence of its lease: the greatest on any node."""
-    if seen.holder is None:
-        return None
-    named = (lock_holder(vote.value) for vote in seen.ballot.votes if vote)
-    same = (holder for holder in named if holder.token == seen.holder.token)
-    return max(same, key=lambda holder: holder.fence)
+    return lock_holder(next(iter(found.values))) if found.seen.holder else None
 
 
 def _answers(found: LockStatus) -> list[str]:
@@ -194,7 +189,7 @@ def _document(
 ) -> dict[str, Any]:
     """Return the JSON document. ``held`` is None where it cannot be told."""
     seen = found.seen
-    ballot, holder = seen.ballot, _holder(seen)
+    ballot, holder = seen.ballot, _holder(found)
     return {
         "key": seen.key,
         "held": found.is_held,
@@ -206,6 +201,6 @@ def _document(
             node.label: str(_answer(vote, ballot.top_taker[0], node))
             for vote, node in zip(ballot.votes, found.nodes, strict=True)
         },
-        "limits": permits_document(limits),
+        "limits": limits_document(limits, permits=True),
         "released": [{**asdict(one), "reason": one.reason or None} for one in released],
     }

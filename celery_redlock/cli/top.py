@@ -17,6 +17,7 @@ from celery_redlock.cli.output.format import (
     limit_lines,
     limits_document,
     lock_row,
+    node_document,
     state_cell,
     table,
 )
@@ -140,8 +141,7 @@ def _document(frame: _Frame) -> dict[str, Any]:
     return {
         "nodes": [
             {
-                "node": node.label,
-                "state": str(state_cell(node)),
+                **node_document(node),
                 "votes": node.state is NodeState.VOTES,
                 "locks": None
                 if node.state is NodeState.SILENT

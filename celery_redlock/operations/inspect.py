@@ -127,6 +127,24 @@ class LockStatus:
         return is_held(votes, unsure, ballot.quorum)
 
     @property
+    def values(self) -> dict[str, list[str]]:
+        """Each value of the lock with the nodes that have it, most nodes first.
+
+        Values of one holder differ in the fence alone. They count as one value: the one
+        with the greatest fence.
+        """
+        ballot = self.seen.ballot
+        found: dict[str, tuple[str, list[str]]] = {}
+        for index in ballot.indexes(VoteKind.TAKEN):
+            vote = ballot.votes[index]
+            value = vote.value if vote else ""
+            holder = value.partition("\n")[0] if holder_in(value) else value
+            known, nodes = found.get(holder, (value, []))
+            greatest = max(known, value, key=lambda one: Holder.parse(one).fence)
+            found[holder] = greatest, [*nodes, ballot.labels[index]]
+        return dict(sorted(found.values(), key=lambda item: -len(item[1])))
+
+    @property
     def ttl_left(self) -> float:
         """Seconds until the lock expires on a majority; infinity: never; 0: unheld."""
         ballot = self.seen.ballot
@@ -186,6 +204,12 @@ class NodeReport:
     def lacks_commands(self) -> bool:
         """Whether it denies us a command or our keys, or does not know a command."""
         return bool(self.denied or self.unknown)
+
+
+def holder_in(value: str) -> Holder | None:
+    """Return the holder in the value of a lock; None if it is of another program."""
+    holder = Holder.parse(value)
+    return holder if holder.is_readable else None
 
 
 def is_held(votes: int, unsure: int, quorum: int) -> bool | None:

@@ -95,10 +95,8 @@ def _pool_of(app: Celery, worker: str) -> str:
     """Return the name of the worker's pool, such as prefork or threads."""
     stats = app.control.inspect([worker], timeout=_PATIENCE).stats() or {}
     pool = (stats.get(worker) or {}).get("pool", {}).get("implementation", "")
-    names = {"concurrency.thread": "threads"}
-    for part, name in names.items():
-        if part in pool:
-            return name
+    if "concurrency.thread" in pool:
+        return "threads"
     return str(pool.partition("concurrency.")[2].partition(":")[0])
 
 

@@ -33,24 +33,22 @@ from typing import TYPE_CHECKING
 from celery_redlock.basics.text import on_nodes, printable_line
 from celery_redlock.errors import RedlockError
 from celery_redlock.locks.forced_release import MOST_FIELD, ForcedRelease
-from celery_redlock.locks.lease import Holder
-from celery_redlock.operations.inspect import lock_status
+from celery_redlock.operations.inspect import holder_in, lock_status
 from celery_redlock.operations.scan import other_permits
 from celery_redlock.operations.words import duration, instant, since
 from celery_redlock.records.forced_releases import force_release_words
 from celery_redlock.scripts import FORCE_RELEASE, GRANTED, RELEASE_CLAIM
 from celery_redlock.scripts.keys import keys_of
 from celery_redlock.wire.client import BATCH, each_node
-from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from celery_redlock.locks.lease import Holder
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.operations.inspect import LockStatus
     from celery_redlock.operations.scan import Scan
     from celery_redlock.wire.client import NodeClient, PerNode
-    from celery_redlock.wire.quorum import Ballot
 
 _LIVE_HOLDER = (
     "The holder learns of the release at its next renewal, within a third of its ttl. "
@@ -220,29 +218,6 @@ class Question:
         return [holder for value in self.values if (holder := holder_in(value))]
 
 
-def _values_on(ballot: Ballot) -> dict[str, list[str]]:
-    """Return each value of a lock with the nodes that have it, most nodes first.
-
-    Values of one holder differ in the fence alone. They count as one value: the one
-    with the greatest fence.
-    """
-    found: dict[str, tuple[str, list[str]]] = {}
-    for index in ballot.indexes(VoteKind.TAKEN):
-        vote = ballot.votes[index]
-        value = vote.value if vote else ""
-        holder = value.partition("\n")[0] if holder_in(value) else value
-        known, nodes = found.get(holder, (value, []))
-        greatest = max(known, value, key=lambda one: Holder.parse(one).fence)
-        found[holder] = greatest, [*nodes, ballot.labels[index]]
-    return dict(sorted(found.values(), key=lambda item: -len(item[1])))
-
-
-def holder_in(value: str) -> Holder | None:
-    """Return the holder in the value of a lock; None if it is of another program."""
-    holder = Holder.parse(value)
-    return holder if holder.is_readable else None
-
-
 def holders_text(values: Iterable[str]) -> str:
     """Return the holders in these values, for display."""
     return ", ".join(str(holder_in(value) or "another program") for value in values)
@@ -251,8 +226,7 @@ def holders_text(values: Iterable[str]) -> str:
 def ask(redlock: Redlock, key: str) -> Question:
     """Ask the nodes who holds this lock."""
     found = lock_status(redlock, key)
-    values = _values_on(found.seen.ballot)
-    return Question(key, found, values, other_permits(redlock, key))
+    return Question(key, found, found.values, other_permits(redlock, key))
 
 
 def ask_for_page(redlock: Redlock, key: str) -> Question:

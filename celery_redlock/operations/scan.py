@@ -27,6 +27,7 @@ from celery_redlock.operations.inspect import (
     NodeState,
     NodeStatus,
     each_answering,
+    holder_in,
     is_held,
     node_status,
 )
@@ -359,8 +360,7 @@ def keys_without_ttl(redlock: Redlock) -> PerNode[list[str]]:
 
 def lock_holder(value: str) -> Holder:
     """Return the holder in a value; of another program, one with a token alone."""
-    holder = Holder.parse(value)
-    return holder if holder.is_readable else Holder(holder.token)
+    return holder_in(value) or Holder(Holder.parse(value).token)
 
 
 def _text(data: bytes) -> str:

@@ -238,16 +238,18 @@ def limit_lines(limits: Sequence[LimitInUse], most: int = 20) -> list[str]:
     return lines
 
 
-def limits_document(limits: Iterable[LimitInUse]) -> list[dict[str, Any]]:
-    """Return limits for JSON, with the number of permits that are in use."""
-    return [{**limit_document(one.limit), "in_use": one.in_use} for one in limits]
+def limits_document(
+    limits: Iterable[LimitInUse], *, permits: bool = False
+) -> list[dict[str, Any]]:
+    """Return limits for JSON, with the number of permits that are in use.
 
-
-def permits_document(limits: Iterable[LimitInUse]) -> list[dict[str, Any]]:
-    """Return limits for JSON, with the permits that have a holder."""
+    Args:
+        limits: The limits.
+        permits: Whether the permits that have a holder are among it.
+    """
     return [
         {**limit_document(one.limit), "in_use": one.in_use}
-        | {"permits": [seen_document(seen) for seen in one.permits]}
+        | ({"permits": [*map(seen_document, one.permits)]} if permits else {})
         for one in limits
     ]
 
@@ -275,6 +277,17 @@ def holder_document(holder: Holder) -> dict[str, Any]:
 def finite(seconds: float) -> float | None:
     """Return seconds for JSON, which has no infinity: None means for ever."""
     return None if math.isinf(seconds) else seconds
+
+
+def node_lines(nodes: Iterable[NodeStatus], head: str = "STATE") -> list[str]:
+    """Return the lines of a table of nodes and their states."""
+    rows: list[Row] = [[node.label, state_cell(node)] for node in nodes]
+    return table((Column("NODE"), Column(head, cut="end")), rows)
+
+
+def node_document(node: NodeStatus) -> dict[str, Any]:
+    """Return a node and its state for JSON."""
+    return {"node": node.label, "state": str(state_cell(node))}
 
 
 def state_cell(node: NodeStatus) -> MoodText:
