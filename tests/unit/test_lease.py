@@ -193,18 +193,6 @@ def test_lease_is_valid_until_its_validity_ends(clock: FakeClock) -> None:
     assert lease.remaining() == 0.0
 
 
-def test_renewal_moves_the_end(clock: FakeClock) -> None:
-    """A lease whose end was moved is valid until then, with the same fence."""
-    lease = lease_on(clock)
-    clock.advance(6)
-    lease.until = clock.monotonic() + 10.0
-    clock.advance(6)
-
-    assert lease.remaining() == 4.0
-    assert lease.age() == 12.0
-    assert lease.fence == 7
-
-
 @pytest.mark.parametrize(
     ("state", "fault"),
     [(LeaseState.RELEASED, "was already released"), (LeaseState.LOST, "was lost")],

@@ -260,21 +260,6 @@ def test_leader_that_was_cut_off_for_a_moment_continues(site: Site) -> None:
     assert site.log.messages.count("Slots are sent again.") == 1
 
 
-def test_majority_of_nodes_away_stops_all_sending(site: Site) -> None:
-    """Each beat logs it once. Afterwards the slots in the window are sent."""
-    beats = [site.start(), site.start(), site.start()]
-    run(20, *beats)
-    site.nodes.freeze(0, 1, 2)
-    run(3 * MINUTE, *beats)
-    assert site.sent == []
-    assert sum("can be elected" in line for line in site.log.messages) == 3
-
-    site.nodes.thaw()
-    run(15, *beats)
-
-    assert site.dues() == ["12:03:00"]
-
-
 # -- the broker is away --------------------------------------------------------------
 
 

@@ -263,6 +263,12 @@ class Stage:
             cast("Any", self.address), clock=clock, connect_timeout=CONNECT_TIMEOUT
         )
 
+    def next_connection(self) -> Connection:
+        """Return the connection that comes after those that there are."""
+        connection = Connection()
+        self.address.coming.append(connection)
+        return connection
+
     def maintain(self) -> bool:
         """Take a new connection or start one; tell whether one was taken."""
         return self.node.maintain(cast("Any", self.selector))
@@ -412,10 +418,15 @@ class Net:
         for sock in self.socks:
             sock.sent.clear()
 
-    def comes(self, index: int, seconds: float, reply: Any) -> None:
-        """Let a node's reply arrive in so many seconds."""
-        at = self.clock.monotonic() + seconds
-        self.selector.coming.append((at, self.socks[index], encoded(reply)))
+    def comes(self, index: int, seconds: float, *replies: Any) -> None:
+        """Let a node's replies arrive in so many seconds."""
+        at, sock = self.clock.monotonic() + seconds, self.socks[index]
+        self.selector.coming += [(at, sock, encoded(reply)) for reply in replies]
+
+    def all_come(self, seconds: float, *replies: Any, nodes: int = 3) -> None:
+        """Let the replies of all nodes, or of the first ones, arrive together."""
+        for index in range(nodes):
+            self.comes(index, seconds, *replies)
 
     def request(self, key: str = "k", **options: Any) -> ScriptRequest:
         """Return a request to all nodes."""

@@ -46,8 +46,7 @@ def test_request_goes_to_all_nodes_before_a_reply_is_read(net: Net) -> None:
     net.on_select.append(
         lambda: sent.append([len(commands(sock.sent)) for sock in net.socks])
     )
-    for index in range(3):
-        net.comes(index, 0.001, GRANTED)
+    net.all_come(0.001, GRANTED)
 
     net.broadcast.ask(net.request())
 
@@ -76,8 +75,7 @@ def test_late_reply_is_entered_in_its_own_request(net: Net, clock: FakeClock) ->
     first, second = net.request(), net.request(done_when=all_answered)
     net.broadcast.ask(first)
     net.comes(2, 0.001, TAKEN)
-    for index in range(3):
-        net.comes(index, 0.002, FREE)
+    net.all_come(0.002, FREE)
 
     net.broadcast.ask(second)
 
@@ -98,17 +96,14 @@ def test_ask_gives_up_after_one_node_timeout(net: Net, clock: FakeClock) -> None
     assert [node.suspect for node in net.nodes] == [False, True, True]
 
 
-def test_ask_reads_once_more_before_a_node_counts_as_silent(
-    net: Net, clock: FakeClock
-) -> None:
+def test_ask_reads_once_more_before_a_node_counts_as_silent(net: Net) -> None:
     """This process itself may have been late."""
     asked = net.request()
 
     def stall() -> None:
-        clock.advance(NODE_TIMEOUT)
+        net.clock.advance(NODE_TIMEOUT)
         net.on_select.clear()
-        for index in range(3):
-            net.comes(index, 0.0, GRANTED)
+        net.all_come(0.0, GRANTED)
 
     net.on_select.append(stall)
 
@@ -121,29 +116,24 @@ def test_ask_reads_once_more_before_a_node_counts_as_silent(
 def test_suspect_is_not_waited_for(net: Net, clock: FakeClock) -> None:
     """A minority that hangs costs one time-out in all."""
     asked = net.request(done_when=all_answered)
-    net.comes(0, 0.001, FREE)
-    net.comes(1, 0.001, FREE)
+    net.all_come(0.001, FREE, nodes=2)
     net.broadcast.ask(asked)
     assert net.nodes[2].suspect
     before = clock.monotonic()
-    net.comes(0, 0.001, FREE)
-    net.comes(1, 0.001, FREE)
+    net.all_come(0.001, FREE, nodes=2)
 
     net.broadcast.ask(net.request(done_when=all_answered))
 
     assert clock.monotonic() == pytest.approx(before + 0.001)
 
 
-def test_suspects_are_waited_for_if_no_majority_answers_without_them(
-    net: Net, clock: FakeClock
-) -> None:
+def test_suspects_are_waited_for_if_no_majority_answers_without_them(net: Net) -> None:
     """If all nodes were late once, the network is slow."""
     net.broadcast.ask(net.request(done_when=all_answered))
     assert all(node.suspect for node in net.nodes)
     asked = net.request()
-    for index in (0, 1):
-        net.comes(index, 0.01, FREE)
-        net.comes(index, 0.02, GRANTED)
+    net.all_come(0.01, FREE, nodes=2)
+    net.all_come(0.02, GRANTED, nodes=2)
 
     net.broadcast.ask(asked)
 
@@ -156,9 +146,8 @@ def test_several_requests_are_waited_for_together(net: Net, clock: FakeClock) ->
     second = net.request(done_when=grant_is_decided)
     net.broadcast.send(first, second)
     before = clock.monotonic()
-    for index in (0, 1):
-        net.comes(index, 0.01, GRANTED)
-        net.comes(index, 0.02, GRANTED)
+    net.all_come(0.01, GRANTED, nodes=2)
+    net.all_come(0.02, GRANTED, nodes=2)
 
     net.broadcast.wait(first, second, until=before + NODE_TIMEOUT)
 
@@ -203,15 +192,6 @@ def test_obsolete_request_is_not_sent(net: Net) -> None:
     assert [commands(sock.sent)[0][3] for sock in net.socks] == [b"b"] * 3
     assert net.kinds(is_obsolete) == [VoteKind.SILENT] * 3
     assert "was not asked any more" in is_obsolete.ballot.reasons()
-
-
-def test_request_that_is_not_obsolete_is_sent(net: Net) -> None:
-    """The lease is still held."""
-    asked = net.request(is_obsolete=lambda: False)
-
-    net.broadcast.send(asked)
-
-    assert all(sock.sent for sock in net.socks)
 
 
 # -- connections -----------------------------------------------------------------------
@@ -292,16 +272,14 @@ def test_nodes_that_cannot_be_connected_to_fail_at_once(clock: FakeClock) -> Non
     assert clock.monotonic() - 1000.0 < NODE_TIMEOUT
 
 
-def test_idle_connections_are_checked_before_they_are_used(
-    net: Net, clock: FakeClock
-) -> None:
+def test_idle_connections_are_checked_before_they_are_used(net: Net) -> None:
     """A firewall or the server may have closed them: they are made anew in time."""
     asked = net.request()
     again = [Connection(run_id) for run_id in ("a", "b", "c")]
     for index, sock in enumerate(net.socks):
         sock.incoming.append(b"")
         net.addresses[index].coming.append(again[index])
-    clock.advance(60.0)
+    net.clock.advance(60.0)
 
     def answer() -> None:
         for connection in again:
@@ -318,12 +296,10 @@ def test_idle_connections_are_checked_before_they_are_used(
 
 def test_busy_connections_are_not_checked(net: Net, clock: FakeClock) -> None:
     """It saves one system call after a recent reply."""
-    net.comes(0, 0.001, GRANTED)
-    net.comes(1, 0.001, GRANTED)
+    net.all_come(0.001, GRANTED, nodes=2)
     net.broadcast.ask(net.request())
     net.selector.waits.clear()
-    net.comes(0, 0.001, GRANTED)
-    net.comes(1, 0.001, GRANTED)
+    net.all_come(0.001, GRANTED, nodes=2)
 
     net.broadcast.ask(net.request())
 
@@ -348,34 +324,30 @@ def test_close_closes_all_connections_and_the_next_use_opens_them(net: Net) -> N
     assert net.selector is not selector
 
 
-def test_close_waits_for_replies_that_are_on_their_way(
-    net: Net, clock: FakeClock
-) -> None:
+def test_close_waits_for_replies_that_are_on_their_way(net: Net) -> None:
     """A node whose connection is gone may drop releases that it has not read."""
     asked = net.request(done_when=all_answered)
     net.broadcast.send(asked)
-    began = clock.monotonic()
+    began = net.clock.monotonic()
     for index in range(3):
         net.comes(index, 0.01 * (index + 1), FREE)
 
     net.broadcast.close()
 
     assert net.kinds(asked) == [VoteKind.FREE] * 3
-    assert clock.monotonic() - began == pytest.approx(0.03)
+    assert net.clock.monotonic() - began == pytest.approx(0.03)
 
 
-def test_close_waits_for_no_longer_than_a_node_may_take(
-    net: Net, clock: FakeClock
-) -> None:
+def test_close_waits_for_no_longer_than_a_node_may_take(net: Net) -> None:
     """A node that hangs does not keep a process from ending."""
     asked = net.request(done_when=all_answered)
     net.broadcast.send(asked)
-    began = clock.monotonic()
+    began = net.clock.monotonic()
 
     net.broadcast.close()
 
     assert net.kinds(asked) == [VoteKind.SILENT] * 3
-    assert clock.monotonic() - began == pytest.approx(NODE_TIMEOUT)
+    assert net.clock.monotonic() - began == pytest.approx(NODE_TIMEOUT)
 
 
 def test_forked_child_starts_anew(net: Net) -> None:
@@ -507,8 +479,7 @@ def test_reply_is_read_after_the_deadline_before_it_is_judged(net: Net) -> None:
     read: list[bool] = []
     now = net.clock.monotonic()
     occupied.start(lambda: read.append(net.broadcast.wait(asked, until=now)))
-    for index in range(3):
-        net.comes(index, 0.0, GRANTED)
+    net.all_come(0.0, GRANTED)
 
     occupied.leave()
 
@@ -637,8 +608,7 @@ def test_handler_in_the_thread_that_reads_waits_for_no_other(
 
 def test_caller_that_is_alone_starts_no_thread(net: Net) -> None:
     """It sends and reads by itself: a child of prefork pays for no hand-over."""
-    for index in range(3):
-        net.comes(index, 0.001, GRANTED)
+    net.all_come(0.001, GRANTED)
 
     with threads_started_here() as started:
         net.broadcast.ask(net.request())
@@ -656,8 +626,9 @@ def test_call_that_is_over_does_not_keep_its_event(net: Net) -> None:
 
     kept = []
     for _ in range(3):  # a thread that has just started looks once more
-        for index in range(3):  # later than the I/O thread waits for more callers
-            net.comes(index, NODE_TIMEOUT / 2, GRANTED)
+        net.all_come(
+            NODE_TIMEOUT / 2, GRANTED
+        )  # later than the I/O thread waits for more callers
         released = threading.Event()
         event = Event(released)
         kept.append(weakref.ref(event))
@@ -711,9 +682,7 @@ def test_exception_in_a_caller_costs_no_other_its_verdict(net: Net) -> None:
     assert entered.wait(SOON)
     threads[1].start()
     eventually(lambda: "event.acquire" in source_line_of(threads[1]))
-    for index in range(3):
-        net.comes(index, 0.0, FREE)
-        net.comes(index, 0.0, GRANTED)
+    net.all_come(0.0, FREE, GRANTED)
 
     leave.set()
 

@@ -12,9 +12,8 @@ from unittest import mock
 
 import pytest
 
-from celery_redlock.basics.resp import ErrorReply, PythonReader
+from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.scripts import INSPECT, RELEASE
-from celery_redlock.wire import connection as connection_module
 from tests.harness.threads import threads_started_here
 from tests.unit.lock.sockets import (
     CONNECT_TIMEOUT,
@@ -362,10 +361,10 @@ def test_forgotten_script_is_sent_with_its_source(stage: Stage, sock: Sock) -> N
 
 
 def test_forgotten_script_does_not_overtake_a_later_command(
-    clock: FakeClock, stage: Stage, sock: Sock
+    stage: Stage, sock: Sock
 ) -> None:
     """An acquire that runs after its own release would lock for a whole ttl."""
-    acquire, freed = request(), release(clock)
+    acquire, freed = request(), release(stage.clock)
     stage.ask(acquire)
     stage.ask(freed)
     sock.replies(NOSCRIPT, 0)
@@ -379,10 +378,10 @@ def test_forgotten_script_does_not_overtake_a_later_command(
 
 
 def test_forgotten_script_does_not_overtake_a_release_of_one_of_its_keys(
-    clock: FakeClock, stage: Stage, sock: Sock
+    stage: Stage, sock: Sock
 ) -> None:
     """The release of all permits begins with the first one, an acquire with its own."""
-    acquire, freed = request("k##2"), release(clock, key="k", more=("k##2",))
+    acquire, freed = request("k##2"), release(stage.clock, key="k", more=("k##2",))
     stage.ask(acquire)
     stage.ask(freed)
     sock.replies(NOSCRIPT, 0)
@@ -422,11 +421,11 @@ def test_release_goes_by_its_sha_to_a_node_that_has_the_scripts(
 
 
 def test_release_brings_its_source_to_a_node_without_the_scripts(
-    clock: FakeClock, stage: Stage, sock: Sock
+    stage: Stage, sock: Sock
 ) -> None:
     """A user who may not load scripts still leaves no lock: the reply may be unread."""
     stage.ask(request())
-    stage.ask(release(clock))
+    stage.ask(release(stage.clock))
 
     asked, released = commands(sock.sent)
     assert asked[0] == b"EVALSHA"
@@ -455,11 +454,11 @@ def test_release_brings_its_source_to_a_node_that_forgot_its_scripts(
 
 @pytest.mark.parametrize("outcome", [("OK",), ErrorReply("OOM"), NOSCRIPT, b"sha"])
 def test_reply_to_a_script_load_is_ignored(
-    clock: FakeClock, stage: Stage, sock: Sock, outcome: Any
+    stage: Stage, sock: Sock, outcome: Any
 ) -> None:
     """It is not taken for the reply to the next request."""
     stage.ask(request())
-    stage.ask(release(clock))
+    stage.ask(release(stage.clock))
     sock.replies(NOSCRIPT, 0)
     stage.node.receive()
     after = request("z")
@@ -492,20 +491,18 @@ def test_suspect_still_gets_requests(stage: Stage, sock: Sock) -> None:
 
 
 def test_suspect_that_hangs_is_connected_to_anew(
-    clock: FakeClock, connection: Connection
+    stage: Stage, connection: Connection
 ) -> None:
     """After a long silence a second connection replaces the first."""
-    again = Connection()
-    stage = Stage(clock, connection, again)
-    stage.arrive()
+    again = stage.next_connection()
     out = request()
     stage.ask(out)
     stage.node.mark_suspect(stage.clock.monotonic())
-    clock.advance(CONNECT_TIMEOUT)
+    stage.clock.advance(CONNECT_TIMEOUT)
     stage.arrive()
     assert stage.address.tries == 1
 
-    clock.advance(0.01)
+    stage.clock.advance(0.01)
     stage.arrive()
 
     assert connection.is_disconnected
@@ -515,16 +512,14 @@ def test_suspect_that_hangs_is_connected_to_anew(
 
 
 def test_suspect_that_answers_in_time_keeps_its_connection(
-    clock: FakeClock, connection: Connection
+    stage: Stage, connection: Connection
 ) -> None:
     """It answered while the second connection was made, which is closed."""
-    again = Connection()
-    stage = Stage(clock, connection, again)
-    stage.arrive()
+    again = stage.next_connection()
     out = request()
     stage.ask(out)
     stage.node.mark_suspect(stage.clock.monotonic())
-    clock.advance(CONNECT_TIMEOUT + 0.01)
+    stage.clock.advance(CONNECT_TIMEOUT + 0.01)
     connection.sock.replies([3])
 
     stage.arrive()
@@ -535,20 +530,16 @@ def test_suspect_that_answers_in_time_keeps_its_connection(
     assert list(stage.selector.registered) == [connection.sock]
 
 
-def test_suspect_is_dropped_in_the_end(
-    clock: FakeClock, connection: Connection
-) -> None:
+def test_suspect_is_dropped_in_the_end(stage: Stage, connection: Connection) -> None:
     """If no second connection can be made: after ten seconds."""
-    stage = Stage(clock, connection)
-    stage.arrive()
     out = request()
     stage.ask(out)
     stage.node.mark_suspect(stage.clock.monotonic())
 
-    clock.advance(10.0)
+    stage.clock.advance(10.0)
     stage.arrive()
     assert said(out) is None
-    clock.advance(0.01)
+    stage.clock.advance(0.01)
     stage.arrive()
 
     assert said(out) == "has been silent for 10 s"
@@ -565,25 +556,6 @@ def test_node_without_connection_is_no_suspect(clock: FakeClock) -> None:
 
 
 # -- the end of a connection -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("data", [b"$x\r\n", b"*x\r\n", b":x\r\n"])
-def test_malformed_length_ends_the_connection_without_hiredis(
-    monkeypatch: pytest.MonkeyPatch, clock: FakeClock, data: bytes
-) -> None:
-    """It is no vote, and no error of Python that a caller would get."""
-    monkeypatch.setattr(connection_module, "new_reader", PythonReader)
-    connection = Connection()
-    stage = Stage(clock, connection)
-    stage.arrive()
-    asked = request()
-    stage.ask(asked)
-    connection.sock.incoming.append(data)
-
-    stage.node.receive()
-
-    assert said(asked).startswith("does not speak the protocol of Redis: ")
-    assert connection.is_disconnected
 
 
 @pytest.mark.parametrize(
@@ -659,13 +631,11 @@ def test_flush_that_fails_ends_the_connection(stage: Stage, sock: Sock) -> None:
 
 
 def test_connection_is_made_anew_after_its_end(
-    clock: FakeClock, connection: Connection
+    stage: Stage, connection: Connection
 ) -> None:
     """The next use makes a new one, without a pause."""
-    again = Connection()
-    stage = Stage(clock, connection, again)
-    stage.arrive()
-    clock.advance(1.0)
+    again = stage.next_connection()
+    stage.clock.advance(1.0)
     connection.sock.incoming.append(b"")
     stage.node.receive()
     asked = request()
@@ -709,27 +679,14 @@ def test_connection_torn_by_an_interruption_is_never_used_again(
     assert stage.node.needs_maintenance
 
 
-def test_unreadable_reply_is_no_vote(stage: Stage, sock: Sock) -> None:
-    """The replies after it do not count, either: they may be for other requests."""
-    first, second = request("a"), request("b")
-    stage.ask(first, second)
-    sock.replies([99], [3])
-
-    stage.node.receive()
-
-    reason = "does not speak the protocol of Redis: [99]"
-    assert said(first) == said(second) == reason
-    assert sock.is_closed
-
-
 # -- closing, forking ------------------------------------------------------------
 
 
 def test_close_fails_open_requests_and_drops_pending_releases(
-    clock: FakeClock, stage: Stage, connection: Connection
+    stage: Stage, connection: Connection
 ) -> None:
     """The next use connects again."""
-    asked = release(clock)
+    asked = release(stage.clock)
     stage.ask(asked)
 
     stage.node.close()
@@ -798,7 +755,7 @@ def test_server_of_the_wrong_kind_has_no_vote(
 
     stage.arrive()
     stage.ask(asked)
-    clock.advance(2.0)
+    stage.clock.advance(2.0)
     stage.arrive()
 
     assert said(asked) == reason

@@ -15,6 +15,7 @@ from tests.unit.lock.sockets import (
     Sock,
     Stage,
     commands,
+    encoded,
     let_connect,
     release,
     request,
@@ -185,13 +186,11 @@ def test_refusal_of_the_first_send_leaves_the_second() -> None:
 
 
 def test_release_that_did_not_arrive_is_sent_on_the_next_connection(
-    clock: FakeClock, connection: Connection
+    stage: Stage, connection: Connection
 ) -> None:
     """It is sent again a second later: old buffers may hold an acquire."""
-    again = Connection()
-    stage = Stage(clock, connection, again)
-    stage.arrive()
-    freed = release(clock)
+    again = stage.next_connection()
+    freed = release(stage.clock)
     stage.ask(freed)
     connection.sock.incoming.append(b"")
     stage.node.receive()
@@ -199,13 +198,13 @@ def test_release_that_did_not_arrive_is_sent_on_the_next_connection(
     assert stage.node.has_pending
 
     stage.maintain()
-    clock.advance(0.2)
+    stage.clock.advance(0.2)
     stage.arrive()
     assert bytes(again.sock.sent) == freed.packed_source()
-    clock.advance(0.9)
+    stage.clock.advance(0.9)
     stage.node.send_backlog()
     assert bytes(again.sock.sent) == freed.packed_source()
-    clock.advance(0.1)
+    stage.clock.advance(0.1)
     stage.node.send_backlog()
 
     assert bytes(again.sock.sent) == freed.packed_source() * 2
@@ -217,17 +216,17 @@ PASSING = ["BUSY", "LOADING", "NOREPLICAS", "OOM", "READONLY", "NOPERM"]
 
 @pytest.mark.parametrize("word", PASSING)
 def test_release_that_a_node_refuses_is_sent_again(
-    clock: FakeClock, stage: Stage, sock: Sock, word: str
+    stage: Stage, sock: Sock, word: str
 ) -> None:
     """An error may pass. Otherwise the lock stays for the rest of its ttl."""
-    freed = release(clock)
+    freed = release(stage.clock)
     stage.ask(freed)
     sock.replies(ErrorReply(f"{word} not now"))
     stage.node.receive()
     stage.node.send_backlog()
     before = [stage.node.has_pending, stage.node.needs_maintenance, len(sock.sent)]
 
-    clock.advance(0.25)
+    stage.clock.advance(0.25)
     stage.node.send_backlog()
     sock.replies(1)
     stage.node.receive()
@@ -238,21 +237,13 @@ def test_release_that_a_node_refuses_is_sent_again(
     assert not stage.node.has_pending
 
 
-def test_acquire_that_a_node_refuses_is_not_sent_again(
-    stage: Stage, sock: Sock
-) -> None:
-    """Its try is over."""
+@pytest.mark.parametrize(
+    "end", [b"", encoded(ErrorReply("BUSY not now"))], ids=["eof", "refusal"]
+)
+def test_acquire_is_not_sent_again(stage: Stage, sock: Sock, end: bytes) -> None:
+    """Its try is over when its connection ends, or when its node refuses it."""
     stage.ask(request())
-    sock.replies(ErrorReply("BUSY not now"))
-    stage.node.receive()
-
-    assert not stage.node.has_pending
-
-
-def test_acquire_is_not_resent(stage: Stage, sock: Sock) -> None:
-    """The try of an acquire is over when its connection ends."""
-    stage.ask(request())
-    sock.incoming.append(b"")
+    sock.incoming.append(end)
     stage.node.receive()
 
     assert not stage.node.has_pending
@@ -274,42 +265,40 @@ def test_release_is_not_kept_for_a_node_that_was_away_all_the_time(
 
 
 def test_release_is_kept_for_a_node_that_went_away_since(
-    clock: FakeClock, stage: Stage, sock: Sock
+    stage: Stage, sock: Sock
 ) -> None:
     """The node may have granted before it went."""
-    began = clock.monotonic()
-    clock.advance(1.0)
+    began = stage.clock.monotonic()
+    stage.clock.advance(1.0)
     sock.incoming.append(b"")
     stage.node.receive()
-    clock.advance(1.0)
+    stage.clock.advance(1.0)
 
-    stage.ask(release(clock, resend_since=began))
+    stage.ask(release(stage.clock, resend_since=began))
 
     assert stage.node.has_pending
 
 
-def test_broadcast_resends_the_releases_of_its_nodes(
-    net: Net, clock: FakeClock
-) -> None:
+def test_broadcast_resends_the_releases_of_its_nodes(net: Net) -> None:
     """They are sent with the next poll, once the node is back."""
     freed = net.request(
         script=RELEASE,
         done_when=majority_answered,
-        resend_until=clock.monotonic() + 60.0,
+        resend_until=net.clock.monotonic() + 60.0,
     )
     net.broadcast.send(freed)
     pending = [net.broadcast.has_pending]
     net.socks[0].incoming.append(b"")
-    net.broadcast.drain(clock.monotonic())
+    net.broadcast.drain(net.clock.monotonic())
     pending.append(net.broadcast.has_pending)
 
     back = Connection("a")
     net.addresses[0].coming.append(back)
     for _ in range(3):
-        clock.advance(0.6)
-        net.broadcast.drain(clock.monotonic())
+        net.clock.advance(0.6)
+        net.broadcast.drain(net.clock.monotonic())
         let_connect(*net.nodes)
-        net.broadcast.drain(clock.monotonic())
+        net.broadcast.drain(net.clock.monotonic())
 
     assert [*pending, net.broadcast.has_pending] == [False, True, False]
     assert [command[3] for command in commands(back.sock.sent)] == [b"k"] * 2

@@ -14,11 +14,9 @@ from celery_redlock.locking import held_lease, lock
 from celery_redlock.locks import redlock as module
 from celery_redlock.locks.lease import Holder, drift_of
 from celery_redlock.locks.limits import (
-    MOST_PERMITS,
     START_WITHIN,
     Limit,
     Limits,
-    limit_of,
     rate_of,
     wanted,
     with_copies,
@@ -109,18 +107,6 @@ def test_key_has_as_many_holders_as_permits(redlock: Redlock) -> None:
         redlock.acquire("imports", limits=THREE)
     assert (error.value.key, error.value.held_key) == ("imports", "imports")
     assert error.value.limit == THREE[0]
-
-
-def test_fences_of_a_permit_grow(redlock: Redlock) -> None:
-    """It is a lock of its own: the fences of two permits say nothing of each other."""
-    leases = []
-    for _ in range(5):
-        leases.append(redlock.acquire("imports", limits=THREE))
-        redlock.release(leases[-1])
-
-    assert len({lease.key for lease in leases}) == 1
-    fences = [lease.fence for lease in leases]
-    assert fences == sorted(set(fences))
 
 
 def test_majority_tells_which_permits_are_in_use(site: Site) -> None:
@@ -280,18 +266,6 @@ def test_permits_of_several_keys_are_taken_together(redlock: Redlock) -> None:
     assert redlock.acquire(["imports", "tenant:acme"], limits=acme).is_valid()
 
 
-def test_lease_of_a_permit_is_renewed_restored_and_lost(site: Site) -> None:
-    """It is an ordinary lock: a node that forgot it gets it again."""
-    lease = site.redlock.acquire("imports", limits=THREE)
-    site.nodes.nodes[0].restart()
-
-    assert site.redlock.extend(lease)
-    site.clock.advance(site.redlock.timing.ttl)
-    assert not site.redlock.extend(lease)
-    with pytest.raises(LockLost, match=lease.key):
-        lease.ensure()
-
-
 COPIES = with_copies(THREE, "id-1")
 
 
@@ -373,19 +347,6 @@ def test_starts_in_a_period_are_limited(site: Site) -> None:
     assert len(error.value.due) == 3
     site.clock.advance(error.value.retry_after or 0)
     assert site.redlock.acquire("mail", limits=RATE).is_valid()
-
-
-def test_period_begins_with_the_start(site: Site) -> None:
-    """A run of half a period leaves its permit for the other half."""
-    leases = [site.redlock.acquire("mail", limits=RATE) for _ in range(3)]
-    site.clock.advance(20.0)
-    for lease in leases:
-        site.redlock.release(lease)
-
-    with pytest.raises(LockHeld) as error:
-        site.redlock.acquire("mail", limits=RATE)
-
-    assert error.value.retry_after == pytest.approx(40.0, rel=0.03)
 
 
 def test_permit_for_a_start_outlasts_its_period_by_the_drift(site: Site) -> None:
@@ -503,13 +464,6 @@ def test_limit_of_a_key_is_named_in_the_error() -> None:
 # -- what is refused -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [0, -1, MOST_PERMITS + 1, 1.0, "5", True, None])
-def test_limit_is_a_whole_number(value: Any) -> None:
-    """From 1 to the most that can be named."""
-    with pytest.raises(ConfigurationError, match=r"limit is .* from 1 to 1000"):
-        limit_of("limit", value)
-
-
 @pytest.mark.parametrize(
     ("value", "starts", "period"),
     [
@@ -524,25 +478,6 @@ def test_limit_is_a_whole_number(value: Any) -> None:
 def test_rate_is_read(value: Any, starts: int, period: float) -> None:
     """As a text with a unit, or as a number and a period."""
     assert rate_of("rate", value) == (starts, period)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("10/min", "there is no unit 'min'"),
-        ("10", "such as '10/m'"),
-        ("0/m", "from 1 to 1000"),
-        ("1001/m", "shorten the period"),
-        (11, "such as '10/m'"),
-        ((10, 0), "The period of rate"),
-        ((True, 5), "from 1 to 1000"),
-        (None, "such as '10/m'"),
-    ],
-)
-def test_wrong_rate_is_refused(value: Any, message: str) -> None:
-    """With what to write instead."""
-    with pytest.raises(ConfigurationError, match=message):
-        rate_of("rate", value)
 
 
 @pytest.mark.parametrize("key", ["imports#2", "imports@1"])

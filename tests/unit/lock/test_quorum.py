@@ -147,25 +147,6 @@ def test_quorum_is_more_than_half(nodes: int, quorum: int) -> None:
     assert 2 * quorum_of(nodes) > nodes
 
 
-@pytest.mark.parametrize(
-    ("votes", "verdict"),
-    [
-        # Two rivals have two nodes each: neither has the lock.
-        ((GRANTED, GRANTED, A, A), Verdict.CONTENDED),
-        ((A, A, B, B), Verdict.CONTENDED),
-        # Nodes that name different holders name no holder together.
-        ((A, A, A, B, B), Verdict.HELD),
-        ((A, A, B, B, C), Verdict.CONTENDED),
-        # A dead minority decides nothing.
-        ((GRANTED, GRANTED, GRANTED, SILENT, SILENT), Verdict.WON),
-        ((A, A, A, SILENT, SILENT), Verdict.HELD),
-    ],
-)
-def test_verdict_needs_a_majority(votes: tuple[Vote, ...], verdict: Verdict) -> None:
-    """The lock is taken, or held, if a majority of the nodes names one holder."""
-    assert ballot_of(votes).verdict() is verdict
-
-
 def test_same_holder_is_recognised_by_its_token_alone() -> None:
     """Nodes may differ in the info that they keep about one holder."""
     one = Vote(VoteKind.TAKEN, 900, "token\n7\ntask")

@@ -12,8 +12,6 @@ from celery_redlock.wire.requests import all_answered
 from tests.unit.lock.sockets import Connection, Net, commands
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from celery_redlock.testing import FakeClock
     from celery_redlock.wire.requests import ScriptRequest
 
@@ -63,28 +61,16 @@ def during_select(stage: Stage) -> None:
     stage.net.on_select.insert(0, stage.handle)
 
 
-def during_send(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Call the handler while the caller sends to the second node."""
+def during(stage: Stage, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """Call the handler while the caller sends to, or reads from, the second node."""
     sock = stage.net.socks[1]
-    send = sock.send
+    usual = getattr(sock, call)
 
-    def interrupted(data: bytes) -> int:
+    def interrupted(argument: Any) -> Any:
         stage.handle()
-        return send(data)
+        return usual(argument)
 
-    monkeypatch.setattr(sock, "send", interrupted)
-
-
-def during_recv(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Call the handler while the caller reads from the second node."""
-    sock = stage.net.socks[1]
-    recv = sock.recv
-
-    def interrupted(size: int) -> bytes:
-        stage.handle()
-        return recv(size)
-
-    monkeypatch.setattr(sock, "recv", interrupted)
+    monkeypatch.setattr(sock, call, interrupted)
 
 
 def keys(request: ScriptRequest | None) -> list[Any]:
@@ -107,14 +93,12 @@ def test_handler_that_comes_while_the_caller_waits_costs_it_nothing(
     assert not any(connection.is_disconnected for connection in stage.net.connections)
 
 
-@pytest.mark.parametrize("interrupt", [during_send, during_recv])
+@pytest.mark.parametrize("call", ["send", "recv"])
 def test_handler_that_comes_in_a_change_gets_its_replies_on_new_connections(
-    stage: Stage,
-    monkeypatch: pytest.MonkeyPatch,
-    interrupt: Callable[[Stage, pytest.MonkeyPatch], None],
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """The request in flight fails as if the nodes had closed their connections."""
-    interrupt(stage, monkeypatch)
+    during(stage, monkeypatch, call)
     outer = stage.request("outer")
 
     stage.net.broadcast.ask(outer)
@@ -132,7 +116,7 @@ def test_release_that_a_handler_interrupts_is_sent_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
     """To each node that may not have had it; twice is harmless."""
-    during_send(stage, monkeypatch)
+    during(stage, monkeypatch, "send")
     until = clock.monotonic() + 60.0
 
     stage.net.broadcast.send(stage.request("outer", script=RELEASE, resend_until=until))

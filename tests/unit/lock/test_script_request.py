@@ -259,26 +259,6 @@ def test_replies_are_entered_in_any_order() -> None:
     assert asked.is_done()
 
 
-def test_node_whose_vote_changes_nothing_was_not_waited_for() -> None:
-    """Once the outcome is certain, a node that is outstanding is not called silent."""
-    asked = request(done_when=grant_is_decided)
-    asked.answer(0, [3])
-    undecided = asked.ballot.reasons()
-    asked.fail(1, "is gone")
-
-    assert undecided == "b had not answered, c had not answered"
-    assert asked.ballot.reasons() == "b is gone, c was not waited for"
-
-
-def test_node_cannot_answer_twice() -> None:
-    """A second answer would belong to another request."""
-    asked = request()
-    asked.answer(0, [1])
-
-    with pytest.raises(ValueError, match="a has already voted"):
-        asked.answer(0, [1])
-
-
 def test_reply_after_a_failure_is_ignored() -> None:
     """The caller was told that the node is silent; the vote stays what it was."""
     asked = request()

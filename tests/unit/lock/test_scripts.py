@@ -145,20 +145,6 @@ def test_script_says_what_it_does_with_each_key(script: Script) -> None:
 
 
 @EACH_SCRIPT
-def test_script_changes_no_key_that_it_says_it_reads(script: Script) -> None:
-    """By the names that it gives its keys; the contract suite watches it run."""
-    changes = r"'(?:SET|DEL|PEXPIRE|HSET|HDEL|Z[A-Z]*(?:ADD|REM\w*|POPMIN))', *(\w+)"
-    source = script.source.replace(LOOKED, "")  # on nodes that count evicted keys
-    changed = set(re.findall(rf"redis\.p?call\({changes}", source))
-    table = dict(
-        re.findall(r"(\w+) \[([^]]*)\]", own_text(script).partition("-- ARGV")[0])
-    )
-
-    for name in changed & table.keys():
-        assert {"w", "own", "rare", "stripes"} & {*table[name].split(", ")}, name
-
-
-@EACH_SCRIPT
 def test_script_tells_its_replies(script: Script) -> None:
     """The statuses that it returns are those of its table."""
     table = own_text(script).partition("-- Returns ")[2].partition("-- include")[0]

@@ -88,15 +88,6 @@ def test_ttl_is_above_three_node_timeouts() -> None:
         timing(ttl=0.15)
 
 
-def test_ttl_of_one_lock_is_checked_like_the_services() -> None:
-    """``checked`` is for a ttl that comes with a call."""
-    fitting = timing()
-
-    assert fitting.checked(timedelta(seconds=5)) == 5.0
-    with pytest.raises(ConfigurationError, match="above max_ttl"):
-        fitting.checked(61)
-
-
 @pytest.mark.parametrize(("max_ttl", "quarantine"), [(60, 62.2), (10, 11.2)])
 def test_quarantine_outlasts_every_lock(max_ttl: float, quarantine: float) -> None:
     """1 % for nodes' clocks, 1 % for holders', 1 s for requests on their way."""

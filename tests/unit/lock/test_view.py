@@ -183,7 +183,15 @@ def changed(**changes: object) -> View:
 
 
 LOST = "They vote again by themselves. Run `celery -A proj redlock doctor`"
-CHECK = "Check that the names of the nodes lead all clients to the same servers. "
+OTHERS = (
+    "Check that the names of the nodes lead all clients to the same servers. A node "
+    "that no other deployment uses joins this one when its key `meta` is deleted"
+)
+OLDER = "Stop all workers and beats, then run `celery -A proj redlock init`"
+UNFINISHED = (
+    "Wait until `celery -A proj redlock reconfigure` is done, or run it again with its "
+    "arguments"
+)
 
 
 @pytest.mark.parametrize(
@@ -225,33 +233,27 @@ CHECK = "Check that the names of the nodes lead all clients to the same servers.
                 "are closed: moving to format 4, max_ttl 60 s, restart guard on, nodes "
                 "a:1/0, b:1/0"
             ),
-            (
-                "Wait until `celery -A proj redlock reconfigure` is done, or run it "
-                "again with its arguments"
-            ),
+            UNFINISHED,
         ),
         (
             f"{CLOSED}somewhere",
             f"are closed: moving to {CLOSED}somewhere",
-            (
-                "Wait until `celery -A proj redlock reconfigure` is done, or run it "
-                "again with its arguments"
-            ),
+            UNFINISHED,
         ),
         (
             "protocol 1, max_ttl 60 s, nodes a",
             "were used by an older celery-redlock (protocol 1, max_ttl 60 s, nodes a)",
-            "Stop all workers and beats, then run `celery -A proj redlock init`",
+            OLDER,
         ),
         (
             "format 2, x",
             "were used by an older celery-redlock (format 2, x)",
-            "Stop all workers and beats, then run `celery -A proj redlock init`",
+            OLDER,
         ),
         (
             "format 3, x",  # its permits had names that could be keys
             "were used by an older celery-redlock (format 3, x)",
-            "Stop all workers and beats, then run `celery -A proj redlock init`",
+            OLDER,
         ),
         (
             "format 9, x",
@@ -271,18 +273,12 @@ CHECK = "Check that the names of the nodes lead all clients to the same servers.
         (
             replace(VIEW, deployment="d2"),
             "are members of deployment d2, and the other nodes of deployment 5b1f",
-            (
-                f"{CHECK}A node that no other deployment uses joins this one when its "
-                "key `meta` is deleted"
-            ),
+            OTHERS,
         ),
         (
             replace(VIEW, deployment="d2", configuration=replace(OURS, max_ttl=30.0)),
             "are members of deployment d2, and the other nodes of deployment 5b1f",
-            (
-                f"{CHECK}A node that no other deployment uses joins this one when its "
-                "key `meta` is deleted"
-            ),
+            OTHERS,
         ),
         (
             replace(VIEW, epoch=5),
@@ -292,10 +288,7 @@ CHECK = "Check that the names of the nodes lead all clients to the same servers.
         (
             VIEW.with_newcomer("a:1/0", "another"),
             "were replaced: the same names lead other clients to other servers",
-            (
-                f"{CHECK}A node that no other deployment uses joins this one when its "
-                "key `meta` is deleted"
-            ),
+            OTHERS,
         ),
     ],
 )

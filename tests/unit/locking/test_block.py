@@ -266,16 +266,6 @@ def test_lost_lock_is_released_only_on_nodes_that_still_hold_it(site: Site) -> N
     assert holders(site.nodes) == ["other.1", "other.1", ""]
 
 
-def test_ensure_raises_after_a_loss(site: Site) -> None:
-    """``ensure`` before a side effect is free."""
-    with pytest.raises(LockLost):
-        with site.lock() as lease:
-            lease.ensure()
-            site.clock.advance(TTL)
-            lease.ensure()
-            pytest.fail("a side effect without the lock")
-
-
 # -- the watchdog of a service ---------------------------------------------------------
 
 

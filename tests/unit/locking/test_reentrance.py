@@ -16,7 +16,7 @@ import pytest
 from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import current_lease, held_lease, lock
 from celery_redlock.locks.lease import Holder, LeaseState
-from tests.unit.lock.support import TTL, Site, Stepped, asked, holders, put
+from tests.unit.lock.support import TTL, Site, Stepped, asked, holders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,23 +144,6 @@ async def attempt(site: Site, key: str = "k") -> str:
         return "refused"
 
 
-def test_asyncio_task_does_not_inherit_leases(site: Site) -> None:
-    """A task that is started in the block copies the context, but is not the holder."""
-
-    async def current() -> Lease | None:
-        return current_lease()
-
-    async def hold() -> None:
-        with site.lock() as lease:
-            assert await asyncio.create_task(current()) is None
-            assert await asyncio.create_task(attempt(site)) == "refused"
-            assert current_lease() is lease
-            assert holders(site.nodes) == [lease.token] * 3
-
-    asyncio.run(hold())
-    assert not any(holders(site.nodes))
-
-
 def test_asyncio_task_that_outlives_the_block_takes_the_lock_itself(site: Site) -> None:
     """It is a contender like any other, before the end of the block and after it."""
 
@@ -239,38 +222,6 @@ def test_tasks_of_a_thread_hold_locks_of_their_own(site: Site) -> None:
 
     asyncio.run(story())
     assert not any(holders(site.nodes, "a") + holders(site.nodes, "b"))
-
-
-def test_thread_of_asyncio_does_not_inherit_leases(site: Site) -> None:
-    """``asyncio.to_thread`` copies the context, but its thread is not the holder."""
-
-    def enter() -> None:
-        assert current_lease() is None
-        with site.lock():
-            pytest.fail("the body ran beside its parent")
-
-    async def hold() -> None:
-        with site.lock() as lease:
-            with pytest.raises(LockHeld):
-                await asyncio.to_thread(enter)
-            assert current_lease() is lease
-
-    asyncio.run(hold())
-
-
-def test_copied_context_is_not_the_holder_after_the_block(site: Site) -> None:
-    """A copy of the context takes the lock again in the block, and not after it."""
-
-    def enter() -> Lease:
-        with site.lock() as lease:
-            return lease
-
-    with site.lock() as outer:
-        context = contextvars.copy_context()
-        assert context.run(enter) is outer
-    assert context.run(current_lease) is None
-    assert context.run(enter) is not outer
-    assert not any(holders(site.nodes))
 
 
 # -- forks -------------------------------------------------------------------------
@@ -385,14 +336,3 @@ def test_current_lease_is_valid_or_none(site: Site) -> None:
                 site.clock.advance(TTL)
                 assert current_lease() is a
                 assert current_lease("b") is None
-
-
-def test_current_lease_after_an_error_is_the_outer_one(site: Site) -> None:
-    """Even if the inner block ends by an exception."""
-    with site.lock("a") as a:
-        put(site.nodes, 0, "other.1", key="b")
-        put(site.nodes, 1, "other.1", key="b")
-        with pytest.raises(LockHeld):
-            with site.lock("b"):
-                pass
-        assert current_lease() is a

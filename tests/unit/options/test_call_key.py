@@ -635,8 +635,9 @@ def test_error_of_a_key_function_is_passed_on() -> None:
         {"key": "{a:{userid}}"},
         {"key": lambda userid: f"{userid}"},
         {"unique_on": ["a", "userid"]},
+        {"keys": {"t:{userid}": 1, "imports": 10}},
     ],
-    ids=["template", "nested", "callable", "unique_on"],
+    ids=["template", "nested", "callable", "unique_on", "limited"],
 )
 def test_unknown_argument_is_refused_at_decoration(options: dict[str, Any]) -> None:
     """The error for an unknown argument suggests the nearest one."""
@@ -867,9 +868,3 @@ def test_keys_of_a_call_that_are_too_long_are_refused(limit: int) -> None:
         FingerprintError, match=r"at most 8,192 bytes.*Nothing was sent"
     ):
         rule.wanted_by(["x" * 500, 1], {})
-
-
-def test_field_of_a_limited_key_must_be_an_argument() -> None:
-    """As of any template: the error names the nearest one."""
-    with pytest.raises(ConfigurationError, match=r"'tenat'.*Did you mean 'tenant'"):
-        rule_of(lambda tenant: tenant, keys={"t:{tenat}": 1, "imports": 10})

@@ -512,6 +512,7 @@ def test_limit_that_is_no_number_of_permits_is_refused(value: Any) -> None:
         ((10, 0), "must be a number of seconds above 0"),
         ((10, timedelta(0)), "must be a number of seconds above 0"),
         ((10, True), "must be a number of seconds above 0"),
+        ((True, 5), "from 1 to 1000"),
         ((10, "m"), "Write a number of starts and a unit"),
     ],
 )

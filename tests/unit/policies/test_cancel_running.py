@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from celery_redlock import LockCancelled, LockLost, current_lease, metrics
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.line.cancel_requests import ask_to_end
-from celery_redlock.scripts import REQUEST_CANCEL
 from celery_redlock.signals import lock_acquired
 from celery_redlock.testing import SignalRecorder
 from tests.harness.waiting import until
@@ -230,37 +229,6 @@ def test_lock_that_the_body_takes_is_cancelled_for_the_body(worker: Worker) -> N
     run = worker.run(outer)
 
     assert (run.stored, type(run.result)) == (states.FAILURE, LockCancelled)
-
-
-def test_next_holder_is_not_cancelled(worker: Worker) -> None:
-    """A request for one holder does not reach the next one."""
-    first = worker.rival.acquire("k")
-    holder = worker.rival.inspect("k").holder
-    assert holder is not None
-    worker.rival.release(first)
-    worker.rival.acquire("k")
-
-    assert ask_to_end(worker.rival, "k", holder, WHO) == 0
-
-    inspected = worker.rival.inspect("k").holder
-    assert inspected is not None
-    assert inspected.cancelled_by == ""
-
-
-def test_request_on_one_node_is_enough(worker: Worker) -> None:
-    """The newcomer has reached a single node; the next renewal reads it there."""
-
-    def body() -> None:
-        lease = current_lease()
-        assert lease is not None
-        lock = f"redlock:lock:{KEY}"
-        worker.nodes.nodes[1].memory.execute(REQUEST_CANCEL, [lock], [lease.token, WHO])
-        run_until_stopped()
-
-    run = worker.run(replacing(worker, body))
-
-    assert isinstance(run.result, LockCancelled)
-    assert WHO in str(run.result)
 
 
 @pytest.mark.parametrize("is_older", [True, False])

@@ -140,7 +140,7 @@ def test_conflict_is_signalled_with_its_decision(worker: Worker) -> None:
     assert event.sender.name == "job"
     assert event.conflict.task_id == run.id
     assert event.conflict.holder.task_id == "other-id"
-    assert event.conflict.args == (42,)
+    assert (event.conflict.args, event.conflict.limit) == ((42,), None)
     assert type(event.decision).__name__ == "Skip"
 
 
@@ -267,23 +267,13 @@ def test_copy_waits_longer_each_time_up_to_the_ttl(
 
 
 @pytest.mark.parametrize("key", [KEY, "another"], ids=["held", "free"])
-def test_copy_of_a_call_that_has_ended_is_dropped(worker: Worker, key: str) -> None:
-    """A stored result shows its end, and stays, even if another call has the lock."""
-    task = worker.leased_job()
-    task.backend.store_result(worker.call_id, "the result", states.SUCCESS)
+@pytest.mark.parametrize("comes_back", ["redelivered", "republished"])
+def test_copy_of_a_call_that_has_ended_is_dropped(
+    worker: Worker, comes_back: str, key: str
+) -> None:
+    """A stored result shows its end, and stays, even if another call has the lock.
 
-    with worker.held(key=key):
-        run = worker.redeliver(task, id=worker.call_id)
-
-    assert (run.state, run.stored) == (states.IGNORED, states.SUCCESS)
-    assert run.result == "the result"
-    assert worker.published == []
-
-
-@pytest.mark.parametrize("key", [KEY, "another"], ids=["held", "free"])
-def test_republished_call_that_has_ended_is_dropped(worker: Worker, key: str) -> None:
-    """A killed process leaves two copies: its message, and the one it had published.
-
+    A killed process leaves two copies: its message, and the one it had published.
     The broker marks only the first of them as redelivered. When it has ended, RETRY of
     the second would replace its result, for ever if a process is killed again.
     """
@@ -291,7 +281,10 @@ def test_republished_call_that_has_ended_is_dropped(worker: Worker, key: str) ->
     task.backend.store_result(worker.call_id, "the result", states.SUCCESS)
 
     with worker.held(key=key):
-        run = worker.run(task, id=worker.call_id, redlock={"deferred": 1})
+        if comes_back == "redelivered":
+            run = worker.redeliver(task, id=worker.call_id)
+        else:
+            run = worker.run(task, id=worker.call_id, redlock={"deferred": 1})
 
     assert (run.state, run.stored) == (states.IGNORED, states.SUCCESS)
     assert run.result == "the result"

@@ -84,18 +84,6 @@ def test_call_that_starts_or_ends_is_no_longer_waiting(worker: Worker) -> None:
     assert announced(worker, "decided") == []
 
 
-def test_call_that_starts_gives_way_to_a_later_one(worker: Worker) -> None:
-    """The lock is free: the result names the call that runs instead."""
-    task = worker.buffered()
-    older, newer = task.delay(1), task.delay(2)
-
-    run = worker.run(task, 1, id=older.id)
-
-    assert run.stored == states.REVOKED
-    assert f"{newer.id} runs instead" in str(run.result)
-    assert worker.rival.inspect(KEY).holder is None
-
-
 def test_publisher_without_nodes_publishes_what_needs_none(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

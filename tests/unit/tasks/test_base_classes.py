@@ -198,11 +198,20 @@ def test_base_class_that_sets_headers_keeps_ours(
     assert worker.claims(KEY) == {}
 
 
+@pytest.mark.parametrize(
+    "base",
+    [
+        AddsKeyword,
+        composed_by_hand(AddsKeyword),
+        type("Above", (AddsKeyword, SingletonTask), {"abstract": True}),
+    ],
+    ids=["composed by us", "composed by hand", "above ours"],
+)
 def test_keyword_that_a_base_class_adds_and_removes_is_no_argument(
-    worker: Worker, unique: Any
+    worker: Worker, base: type[Task]
 ) -> None:
     """The call is claimed, runs, and is published again with the keyword."""
-    task = unique(AddsKeyword, on_conflict="retry")
+    task = worker.unique_job(base=base, on_conflict="retry")
 
     first, second = task.delay(0), task.delay(0)
 
@@ -212,22 +221,6 @@ def test_keyword_that_a_base_class_adds_and_removes_is_no_argument(
         assert worker.run(task, 0, **more).stored == states.RETRY
     assert [body[1] for _, body in worker.published] == [{"request_id": "r-1"}] * 2
     assert list(worker.claims(KEY)) == [first.id]
-    assert worker.run(task, 0, **more).stored == states.SUCCESS
-    assert worker.claims(KEY) == {}
-
-
-def test_base_class_above_ours_may_add_and_remove_a_keyword(worker: Worker) -> None:
-    """It is claimed as well, where the base class derives from `SingletonTask`."""
-    above = type("Above", (AddsKeyword, SingletonTask), {"abstract": True})
-    task = worker.unique_job(base=above, on_conflict="retry")
-
-    first, second = task.delay(0), task.delay(0)
-
-    assert second.id == first.id
-    more = {"id": first.id, "kwargs": {"request_id": "r-1"}}
-    with worker.held(key=KEY):
-        assert worker.run(task, 0, **more).stored == states.RETRY
-    assert [body[1] for _, body in worker.published] == [{"request_id": "r-1"}] * 2
     assert worker.run(task, 0, **more).stored == states.SUCCESS
     assert worker.claims(KEY) == {}
 

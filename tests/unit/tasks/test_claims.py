@@ -52,15 +52,6 @@ def test_second_call_is_the_first_one_while_that_waits(worker: Worker) -> None:
     assert list(worker.claims()) == [first.id]
 
 
-def test_call_with_other_arguments_is_another_one(worker: Worker) -> None:
-    """Claims are by key, as locks are."""
-    task = worker.unique_job()
-
-    first, second = task.delay(1), task.delay(2)
-
-    assert worker.messages() == [first.id, second.id]
-
-
 def test_task_that_is_unique_while_running_claims_nothing(worker: Worker) -> None:
     """With ``unique_while="running"`` a publisher sends the nodes no request."""
     task = worker.unique_job("running")
@@ -253,19 +244,6 @@ def test_allow_publishes_and_signals_the_duplicate(worker: Worker) -> None:
     assert second.conflict.holder.task_id == first.id
     assert second.conflict.task_id == second.id
     assert events.names == ["publish_deduplicated"]
-
-
-def test_each_stage_has_its_policy(worker: Worker) -> None:
-    """``{"publish": "raise", "execute": "retry"}`` raises here and retries there."""
-    task = worker.unique_job(on_conflict={"publish": "raise", "execute": "retry"})
-    first = task.delay(0)
-    with pytest.raises(DuplicateTask):
-        task.delay(0)
-
-    with worker.held(key="k:0"):
-        run = worker.run(task, 0, id=first.id)
-
-    assert run.stored == states.RETRY
 
 
 def test_callable_is_asked_with_the_conflict(worker: Worker) -> None:

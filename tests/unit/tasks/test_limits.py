@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import states
 
-from celery_redlock.errors import ConfigurationError, LockHeld
+from celery_redlock.errors import LockHeld
 from celery_redlock.locking import current_lease
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit, with_copies
@@ -99,21 +99,6 @@ def test_job_goes_back_to_its_queue_while_all_permits_are_in_use(
     assert worker.run(job, "a", id=refused.id).state == states.SUCCESS
 
 
-def test_task_without_a_limit_keeps_one_permit_of_the_key(worker: Worker) -> None:
-    """The first permit is the lock: while a deploy raises a limit, both count."""
-    seen: list[Any] = []
-    before = imports(worker, seen, name="before", on_conflict="raise")
-    after = imports(worker, seen, name="after", limit=2, on_conflict="raise")
-
-    with held(worker, limits=at_most(2)) as others, held(worker, limits=at_most(2)):
-        assert worker.run(before).state == states.FAILURE
-    with worker.held():
-        assert worker.run(after).state == states.SUCCESS
-
-    assert {lease.key for lease in others} < {KEY, f"{KEY}##2"}
-    assert seen == [(f"{KEY}##2",)]
-
-
 def test_conflict_says_which_limit_is_reached(worker: Worker) -> None:
     """A callable can decide by it; the error and the event name the key."""
     conflicts: list[Conflict] = []
@@ -130,19 +115,15 @@ def test_conflict_says_which_limit_is_reached(worker: Worker) -> None:
     assert repr(KEY) in str(error)
 
 
-def test_conflict_about_a_lock_has_no_limit(worker: Worker) -> None:
-    """Of one holder nothing else is to be said."""
-    conflicts: list[Conflict] = []
-    job = imports(worker, [], on_conflict=noting(conflicts))
-
-    worker.refuse(job)
-
-    assert conflicts[0].limit is None
-
-
 @pytest.mark.parametrize("word", ["buffer_one", "cancel_running"])
 @pytest.mark.parametrize(
-    "limits", [{"limit": 2}, {"rate": "2/m"}, {"keys": {KEY: 2}, "key": None}]
+    "limits",
+    [
+        {"limit": 2},
+        {"rate": "2/m"},
+        {"keys": {KEY: 2}, "key": None},
+        {"keys": [KEY, "another"], "key": None},
+    ],
 )
 def test_callable_cannot_choose_a_policy_that_needs_one_running_call(
     worker: Worker, limits: dict[str, Any], word: str
@@ -170,32 +151,7 @@ def test_waiting_job_keeps_others_out_of_the_queue(worker: Worker) -> None:
     assert worker.messages() == [first.id]
 
 
-# -- several keys, each with its limit -----------------------------------------------
-
-
-def tenants(worker: Worker, seen: list[Any], **options: Any) -> Any:
-    """Return a task with one run for each tenant and two in all."""
-    keys = {"tenant:{tenant}": 1, "imports": 2}
-    return imports(worker, seen, key=None, keys=keys, **options)
-
-
-def test_body_has_a_permit_of_each_key(worker: Worker) -> None:
-    """One tenant is busy, another one is not; then all permits are in use."""
-    seen: list[Any] = []
-    job = tenants(worker, seen, on_conflict="raise")
-    conflicts = []
-
-    with held(worker, limits=(Limit("imports", 2), Limit("tenant:a", 1))) as others:
-        conflicts.append(worker.run(job, "a").result)
-        assert worker.run(job, "b").state == states.SUCCESS
-        with held(worker, limits=at_most(2, "imports")):
-            conflicts.append(worker.run(job, "b").result)
-
-    assert seen[0][1] == "tenant:b"
-    assert {seen[0][0], others[0].keys[0]} == {"imports", "imports##2"}
-    assert "'tenant:a'" in str(conflicts[0])
-    assert "'imports'" in str(conflicts[1])
-    assert worker.run(job, "a").state == states.SUCCESS
+# -- copies of a call ----------------------------------------------------------------
 
 
 def waited(worker: Worker, copy: Any) -> bool:
@@ -263,66 +219,7 @@ def test_body_keeps_its_copies_out(worker: Worker) -> None:
         pass
 
 
-def test_body_needs_no_second_permit(worker: Worker) -> None:
-    """Code in the body that takes a permit of the same key has one already."""
-
-    def job() -> None:
-        outer = current_lease()
-        with task.lock() as inner:
-            assert inner is outer
-
-    task = worker.task(limit=2)(job)
-
-    assert worker.run(task).state == states.SUCCESS
-
-
-def test_retry_is_no_copy_while_the_permit_is_kept(worker: Worker) -> None:
-    """``hold_at_least`` keeps the permit, and the retry may have another one."""
-    runs: list[int] = []
-
-    def job(self: Any) -> None:
-        runs.append(self.request.retries)
-        if not self.request.retries:
-            raise self.retry(countdown=0)
-
-    task = worker.task(bind=True, limit=2, hold_at_least=20)(job)
-
-    first = worker.run(task)
-    worker.run(task, id=first.id, retries=1)
-
-    assert runs == [0, 1]
-
-
-def test_call_that_is_refused_keeps_no_permit(worker: Worker) -> None:
-    """None of one key, while another key has none left."""
-    job = tenants(worker, [], on_conflict="raise")
-
-    with held(worker, limits=at_most(1, "tenant:a")):
-        for _ in range(5):
-            assert worker.run(job, "a").state == states.FAILURE
-        with held(worker, 2, limits=at_most(2, "imports")):
-            pass  # both can be had
-
-
 # -- so many starts in a period ------------------------------------------------------
-
-
-def test_start_counts_for_a_period(worker: Worker) -> None:
-    """However short the run: the next one may start when the first has gone by."""
-    seen: list[Any] = []
-    job = imports(worker, seen, rate="2/m", on_conflict="raise")
-
-    assert [worker.run(job).state for _ in range(3)] == [
-        *(states.SUCCESS, states.SUCCESS),
-        states.FAILURE,
-    ]
-    worker.nodes.clock.sleep(61)
-
-    assert [worker.run(job).state for _ in range(3)] == [
-        *(states.SUCCESS, states.SUCCESS),
-        states.FAILURE,
-    ]
-    assert len(seen) == 4
 
 
 def test_conflict_about_a_rate_says_when_the_next_start_is_due(worker: Worker) -> None:
@@ -337,17 +234,6 @@ def test_conflict_about_a_rate_says_when_the_next_start_is_due(worker: Worker) -
     (conflict,) = conflicts
     assert conflict.limit == Limit(KEY, 1, 60.0)
     assert conflict.retry_after == pytest.approx(40, abs=2)
-
-
-def test_limit_counts_beside_the_rate(worker: Worker) -> None:
-    """Ten may start in a minute, and two run at once."""
-    seen: list[Any] = []
-    job = imports(worker, seen, limit=2, rate="10/m", on_conflict="raise")
-
-    with held(worker, 2, limits=at_most(2)):
-        assert worker.run(job).state == states.FAILURE
-    assert worker.run(job).state == states.SUCCESS
-    assert len(seen) == 1
 
 
 def test_refused_call_does_not_count_as_a_start(worker: Worker) -> None:
@@ -401,23 +287,3 @@ def test_task_tells_what_a_call_wants(worker: Worker) -> None:
 
     assert job.lock_wanted("a") == (KEY, (Limit(KEY, 2),))
     assert plain.lock_wanted("a") == (KEY, ())
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"limit": 0}, "limit is 0"),
-        ({"limit": 2, "keys": ["a"], "key": None}, r"keys=\{'a': 2\}"),
-        ({"rate": "2/w"}, "no unit 'w'"),
-        ({"rate": "2000/m"}, "from 1 to 1000"),
-        ({"keys": {"t:{tenat}": 1}, "key": None}, "'tenat'.*Did you mean 'tenant'"),
-        ({"keys": {"tenant": 2}, "key": None}, r"Write '\{tenant\}'"),
-        ({"limit": 2, "on_conflict": "buffer_one"}, "needs the one call that runs"),
-    ],
-)
-def test_limits_that_cannot_be_used_are_refused_when_decorated(
-    worker: Worker, options: dict[str, Any], words: str
-) -> None:
-    """The error says what to write instead."""
-    with pytest.raises(ConfigurationError, match=words):
-        imports(worker, [], **options).lock_key("a")

@@ -41,30 +41,6 @@ def test_body_runs_under_all_keys(worker: Worker) -> None:
     assert fences[0] < fences[1]
 
 
-def test_two_equal_keys_are_one(worker: Worker) -> None:
-    """A transfer to the same account takes one lock."""
-    seen: list[Any] = []
-
-    worker.run(transfers(worker, seen), "a", "a")
-
-    assert seen[0][0] == ("account:a",)
-
-
-def test_call_is_refused_while_one_of_its_keys_is_held(worker: Worker) -> None:
-    """Another task with this one key keeps it out, and is named with the key."""
-    seen: list[Any] = []
-    transfer = transfers(worker, seen, on_conflict="raise")
-    lease = worker.rival.acquire("account:b")
-
-    refused = worker.run(transfer, "a", "b")
-
-    assert refused.state == states.FAILURE
-    assert "'account:b'" in str(refused.result)
-    assert seen == []
-    worker.rival.release(lease)
-    assert worker.run(transfer, "a", "b").state == states.SUCCESS
-
-
 def test_explain_names_the_key_that_is_held(worker: Worker) -> None:
     """It changes nothing."""
     transfer = transfers(worker, [])
@@ -99,32 +75,6 @@ def test_conflict_says_which_key_is_held(worker: Worker) -> None:
     worker.rival.release(lease)
 
 
-@pytest.mark.parametrize("word", ["buffer_one", "cancel_running"])
-def test_callable_cannot_choose_a_policy_that_needs_one_key(
-    worker: Worker, word: str
-) -> None:
-    """The call fails and names the remedy, as at decoration. No node hears of it."""
-    transfer = transfers(worker, [], on_conflict=lambda _: word)
-    lease = worker.rival.acquire("account:b")
-
-    refused = worker.run(transfer, "a", "b")
-
-    assert refused.state == states.FAILURE
-    assert f"{word!r} needs one key" in str(refused.result)
-    assert not transfer.lock_options.registers_successors
-    worker.rival.release(lease)
-
-
-def test_long_keys_are_cut_one_by_one(worker: Worker) -> None:
-    """Two that differ at their ends stay two, each of at most 512 characters."""
-    transfer = transfers(worker, [])
-
-    keys = transfer.lock_key("x" * 600 + "1", "x" * 600 + "2").split("\n")
-
-    assert len(set(keys)) == 2
-    assert max(map(len, keys)) <= 512
-
-
 def test_rule_of_several_keys_is_shown_with_all_of_them(worker: Worker) -> None:
     """The doctor compares it among workers."""
     rule = repr(transfers(worker, []).key_rule)
@@ -152,6 +102,7 @@ def test_lock_of_a_task_with_several_keys(worker: Worker) -> None:
         ({"unique_on": ["source"]}, "keys and unique_on both"),
         ({"keys": ["a:{sorce}"]}, "'sorce'.*Did you mean 'source'"),
         ({"keys": ["source", "target"]}, r"Write '\{source\}'"),
+        ({"keys": {"source": 2}}, r"Write '\{source\}'"),
         ({"keys": ["a:{source"]}, "cannot be used"),
         ({"on_conflict": "buffer_one"}, "needs one key"),
         ({"on_conflict": "cancel_running"}, "needs one key"),
