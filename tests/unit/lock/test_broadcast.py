@@ -725,23 +725,6 @@ def test_rest_of_an_interrupted_batch_is_sent_first(net: Net) -> None:
     assert sent[0] == sent[2] == [b"first", b"second"]
 
 
-def test_time_limit_blocks_no_later_call(net: Net, clock: FakeClock) -> None:
-    """The thread that was interrupted does not drive any more."""
-
-    def interrupt() -> None:
-        net.on_select.clear()
-        raise KeyboardInterrupt
-
-    net.on_select.append(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        net.broadcast.ask(net.request())
-    net.on_select.append(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        net.broadcast.wait(net.request(), until=clock.monotonic() + 1.0)
-
-    assert net.broadcast.send(net.request(), until=clock.monotonic())
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_fork_while_a_thread_drives_does_not_block_the_child(net: Net) -> None:
     """The child has an exchange of its own."""

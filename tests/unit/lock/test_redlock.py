@@ -62,19 +62,6 @@ def test_repr_names_nodes_and_no_password() -> None:
     assert repr(redlock) == "<Redlock a:1/2, /s.sock/0>"
 
 
-def test_close_fails_open_requests_and_the_next_use_reconnects(site: Site) -> None:
-    """A request without a reply has failed; a closed service opens when it is used."""
-    site.nodes.freeze(4)
-    ballot = site.redlock.inspect("a").ballot
-    assert "was closed" not in ballot.reasons()
-
-    site.redlock.close()
-
-    assert "node-5:6379/0 was closed" in ballot.reasons()
-    site.nodes.thaw()
-    assert site.redlock.acquire("b").votes == 5
-
-
 # -- acquire ---------------------------------------------------------------------------
 
 

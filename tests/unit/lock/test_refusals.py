@@ -21,7 +21,6 @@ from tests.unit.lock.support import (
     forget,
     hold,
     holders,
-    kinds,
     put,
     restart,
 )
@@ -245,35 +244,6 @@ def test_silence_is_waited_for_one_node_timeout(site: Site) -> None:
     assert holders(site.nodes) == FREE
 
 
-def test_late_replies_are_entered_in_their_own_request(site: Site) -> None:
-    """The reply to a request that was given up is not taken for the next one's."""
-    site.nodes.latency(0.2, 0, 1, 2)
-    with pytest.raises(QuorumUnreachable) as caught:
-        site.redlock.acquire("k")
-    assert holders(site.nodes) == FREE  # a release goes to all nodes
-    site.nodes.latency(0.0)
-    site.clock.advance(0.2)
-
-    inspection = site.redlock.inspect("k")
-
-    assert inspection.holder is None
-    assert kinds(inspection.ballot) == [VoteKind.FREE] * 5
-    assert caught.value.ballot is not None
-    assert caught.value.ballot.granted == 5  # by now
-
-
-def test_node_that_was_late_is_not_waited_for_again(site: Site) -> None:
-    """A minority that hangs costs one time-out, not one per call."""
-    site.nodes.freeze(0)
-    site.redlock.check()
-    before = site.clock.monotonic()
-
-    site.redlock.check()
-    site.redlock.acquire("k")
-
-    assert site.clock.monotonic() == before
-
-
 def test_quarantine_is_named_with_its_wait(site: Site) -> None:
     """The error says when the nodes vote. They had locks: so it recommends no init."""
     restart(site.nodes, 0, 1, 2)
@@ -375,18 +345,6 @@ MESSAGES = {
 def test_message_is_fact_state_and_remedy(votes: str) -> None:
     """A message has the numbers, and the reason of each node."""
     assert str(failure(votes)) == " ".join(MESSAGES[votes].split())
-
-
-def test_retry_after_is_given_where_it_is_known() -> None:
-    """It is the end of the lock or of the quarantine; None for silence."""
-    held, quarantined, silent = failure("AAG"), failure("QQG"), failure("SSS")
-
-    assert isinstance(held, LockHeld)
-    assert isinstance(quarantined, QuorumUnreachable)
-    assert isinstance(silent, QuorumUnreachable)
-    assert held.retry_after == 1.0
-    assert quarantined.retry_after == 3.0
-    assert silent.retry_after is None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import Celery, states
 from celery.app.trace import build_tracer
+from kombu.message import Message
+from kombu.serialization import dumps
 from kombu.utils.uuid import uuid
 
 from celery_redlock import current_lease, singleton_task
@@ -179,10 +181,34 @@ class Worker:
                 found[value.split(b"\n")[0].decode()] = redis.pttl(name) / 1000
         return found
 
+    def announced(self, key: str = KEY, task: str = "job") -> list[str]:
+        """Return the calls of a task that wait, as each node says, in their order."""
+        name = f"redlock:order:{key}:{task}".encode()
+        waiting = 1e12  # numbers of calls that wait are above, of others below
+        found = []
+        for node in self.nodes.nodes:
+            scores = node.memory.redis.zset(name)
+            found.append([m.decode() for m, score in scores.items() if score > waiting])
+        assert all(one == found[0] for one in found)
+        return found[0]
+
     def use_real_time(self, ttl: float) -> None:
         """Use nodes in real time, so that the watchdog renews as in production."""
         self.ttl, self.nodes = ttl, FakeNodes(3, clock=SYSTEM_CLOCK)
         runtime_of(self.app).use(self.nodes.redlock(ttl=ttl))
+
+
+def message_of(sent: Any, **delivery: Any) -> Message:
+    """Return a message as a worker's main process receives it."""
+    content_type, encoding, body = dumps(sent.body, "json")  # type: ignore[no-untyped-call]
+    return Message(  # type: ignore[no-untyped-call]
+        body=body,
+        content_type=content_type,
+        content_encoding=encoding,
+        headers=sent.headers,
+        properties=sent.properties,
+        delivery_info={"exchange": "", "routing_key": "q", **delivery},
+    )
 
 
 @contextmanager

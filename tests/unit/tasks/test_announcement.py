@@ -9,23 +9,9 @@ import pytest
 from celery import Celery, states
 
 from celery_redlock import ConfigurationError, singleton_task
-from tests.unit.tasks.support import KEY
 
 if TYPE_CHECKING:
     from tests.unit.tasks.support import Worker
-
-NUMBERS = 1e12  # scores of calls that wait are above
-
-
-def announced(worker: Worker, task: str = "job") -> list[str]:
-    """Return the calls that wait, as each node says, in their order."""
-    name = f"redlock:order:{KEY}:{task}".encode()
-    found = []
-    for node in worker.nodes.nodes:
-        scores = node.memory.redis.zset(name)
-        found.append([m.decode() for m, score in scores.items() if score > NUMBERS])
-    assert all(one == found[0] for one in found)
-    return found[0]
 
 
 @pytest.mark.parametrize("policy", ["buffer_one", "cancel_running", lambda _: "skip"])
@@ -37,7 +23,7 @@ def test_published_calls_are_announced_in_their_order(
 
     results = [task.delay(number) for number in range(3)]
 
-    assert announced(worker) == [result.id for result in results]
+    assert worker.announced() == [result.id for result in results]
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "retry", "wait", "allow"])
@@ -45,14 +31,14 @@ def test_calls_of_other_policies_are_not_announced(worker: Worker, policy: str) 
     """It would be a request for nothing."""
     worker.buffered(on_conflict=policy).delay(1)
 
-    assert announced(worker) == []
+    assert worker.announced() == []
 
 
 def test_call_that_does_not_run_now_is_not_announced(worker: Worker) -> None:
     """It would end calls that may run now."""
     worker.buffered().apply_async((1,), countdown=60)
 
-    assert announced(worker) == []
+    assert worker.announced() == []
 
 
 def test_republished_call_keeps_its_place(worker: Worker) -> None:
@@ -63,7 +49,7 @@ def test_republished_call_keeps_its_place(worker: Worker) -> None:
     run = worker.refuse(task, 2, id=second.id)
 
     assert run.stored == states.RETRY
-    assert announced(worker) == [first.id, second.id]
+    assert worker.announced() == [first.id, second.id]
 
 
 def test_call_that_starts_or_ends_is_no_longer_waiting(worker: Worker) -> None:
@@ -72,16 +58,16 @@ def test_call_that_starts_or_ends_is_no_longer_waiting(worker: Worker) -> None:
     older, newer = task.delay(1), task.delay(2)
 
     assert worker.run(task, 1, id=older.id).stored == states.REVOKED
-    assert announced(worker) == [newer.id]
+    assert worker.announced() == [newer.id]
     assert worker.run(task, 2, id=newer.id).stored == states.SUCCESS
-    assert announced(worker) == []
+    assert worker.announced() == []
 
     decided = worker.buffered(on_conflict=lambda _: "raise", name="decided")
     failing, running = decided.delay(3), decided.delay(4)
     assert worker.refuse(decided, 3, id=failing.id).stored == states.FAILURE
-    assert announced(worker, "decided") == [running.id]
+    assert worker.announced(task="decided") == [running.id]
     assert worker.run(decided, 4, id=running.id).stored == states.SUCCESS
-    assert announced(worker, "decided") == []
+    assert worker.announced(task="decided") == []
 
 
 def test_publisher_without_nodes_publishes_what_needs_none(

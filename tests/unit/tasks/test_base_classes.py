@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tests.unit.tasks.support import Worker
 
 KEY = "k:0"
-NUMBERS = 1e12  # scores of calls that wait are above
 
 
 def id_of(task: Task) -> str:
@@ -111,13 +110,6 @@ class PublishesLater(Task):
         return found
 
 
-def announced(worker: Worker, key: str) -> list[str]:
-    """Return the calls of the task that wait, as the first node says."""
-    redis = worker.nodes.nodes[0].memory.redis
-    scores = redis.zset(f"redlock:order:{key}:job".encode())
-    return [member.decode() for member, score in scores.items() if score > NUMBERS]
-
-
 def composed_by_hand(base: type[Task]) -> type[Task]:
     """Return what a project writes that composes its base classes itself."""
     return type("Composed", (SingletonTask, base), {"abstract": True})
@@ -175,10 +167,10 @@ def test_base_class_may_order_its_calls(worker: Worker, base: type[Task]) -> Non
 
     task.delay(0)
     if base is PublishesLater:
-        assert announced(worker, key=KEY) == []
+        assert worker.announced(KEY) == []
         task.commit()
 
-    assert announced(worker, key=KEY) == worker.messages() != []
+    assert worker.announced(KEY) == worker.messages() != []
 
 
 @pytest.mark.parametrize("base", [ReplacesHeaders, PassesHeaders])
@@ -336,5 +328,5 @@ def test_announced_call_is_the_one_that_was_sent(
     receiver(change)
     task.delay()
 
-    assert announced(worker, key=KEY) == []
-    assert announced(worker, key="k:1") == ["another"]
+    assert worker.announced(KEY) == []
+    assert worker.announced("k:1") == ["another"]

@@ -12,7 +12,7 @@ import pytest
 from celery import states
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_redlock import LockLost, current_lease, locking
+from celery_redlock import LockLost, current_lease
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.locks.lease import LeaseState
 from celery_redlock.policies import DecidedCall, LossDecision
@@ -20,13 +20,10 @@ from celery_redlock.signals import lock_acquired, lock_heartbeat
 from celery_redlock.task.execution import running
 from celery_redlock.testing import SignalRecorder
 from tests.harness.waiting import until
-from tests.interruptions import counts_places, interruptions
-from tests.unit.lock.support import holders
 from tests.unit.tasks.support import KEY, run_until_stopped
 
 if TYPE_CHECKING:
     from celery_redlock.locks.lease import Lease
-    from tests.interruptions import Interruption
     from tests.unit.tasks.support import Worker
 
 TTL = 0.3  # seconds: a lock that is not renewed is soon lost
@@ -247,27 +244,6 @@ def test_end_of_the_body_releases_the_lock(
     assert lease.state is LeaseState.RELEASED
     assert running() is None
     assert current_lease() is None
-
-
-@counts_places
-def test_end_that_is_interrupted_anywhere_releases_the_lock(worker: Worker) -> None:
-    """A time limit of the user's own can arrive at any place of the release."""
-    places = 0
-    for interruption in interruptions(locking.__file__):
-        places = interruption.at
-
-        @worker.task(name=f"job-{places}")
-        def job(interruption: Interruption = interruption) -> None:
-            interruption.__enter__()
-
-        worker.run(job)
-        interruption.__exit__(None)
-
-        assert holders(worker.nodes, KEY) == [""] * 3, f"interrupted at place {places}"
-        assert running() is None
-        assert current_lease() is None
-
-    assert places > 2
 
 
 def test_recursion_takes_the_lock_once(worker: Worker) -> None:

@@ -10,12 +10,10 @@ import pytest
 from celery.utils.time import timezone as zones
 from celery.worker.request import Request
 from kombu.asynchronous.timer import to_timestamp
-from kombu.message import Message
-from kombu.serialization import dumps
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.task.publishing import seconds_until
-from tests.unit.tasks.support import JUST_NOW
+from tests.unit.tasks.support import JUST_NOW, message_of
 
 if TYPE_CHECKING:
     from tests.unit.tasks.support import Worker
@@ -25,16 +23,7 @@ def received(task: Any, when: datetime, *, utc: bool) -> tuple[float, float]:
     """Return when a worker starts such a message, and when it expires."""
     app = task.app
     sent = app.amqp.as_task_v2("id", "job", eta=when, expires=when)
-    content_type, encoding, body = dumps(sent.body, "json")  # type: ignore[no-untyped-call]
-    message = Message(  # type: ignore[no-untyped-call]
-        body=body,
-        content_type=content_type,
-        content_encoding=encoding,
-        headers=sent.headers,
-        properties=sent.properties,
-        delivery_info={"exchange": "", "routing_key": "q"},
-    )
-    request = Request(message, app=app, task=task, utc=utc)
+    request = Request(message_of(sent), app=app, task=task, utc=utc)
     clock: Any = SYSTEM_CLOCK.wall
     eta: Any = zones.to_system(request.eta) if utc else request.eta
     starts = to_timestamp(eta, app.timezone, clock)  # type: ignore[no-untyped-call]

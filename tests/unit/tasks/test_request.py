@@ -23,8 +23,6 @@ from celery.exceptions import (
     WorkerLostError,
 )
 from celery.worker.request import Request, create_request_cls
-from kombu.message import Message
-from kombu.serialization import dumps
 
 # pytest rewrites modules as they are imported. In two threads at once that is an error
 # in CPython 3.11, and the thread that looks for a lock imports this one.
@@ -43,7 +41,7 @@ from celery_redlock.task.header import (
 )
 from celery_redlock.task.request import EndedAsRevoked, RedlockRequest
 from tests.harness.waiting import until
-from tests.unit.tasks.support import KEY
+from tests.unit.tasks.support import KEY, message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -232,15 +230,7 @@ def receive(
         worker.call_id, "job", (), {}, expires=60, chord=chord
     )
     sent.headers["redlock"] = redlock
-    content_type, encoding, body = dumps(sent.body, "json")  # type: ignore[no-untyped-call]
-    message = Message(  # type: ignore[no-untyped-call]
-        body=body,
-        content_type=content_type,
-        content_encoding=encoding,
-        headers=sent.headers,
-        properties=sent.properties,
-        delivery_info={"exchange": "", "routing_key": "q", **delivery},
-    )
+    message = message_of(sent, **delivery)
     made = create_request_cls(RedlockRequest, task, Pool(), "here", eventer)
     request = made(message, app=app, task=task, eventer=eventer, **(received or {}))
     assert isinstance(request, RedlockRequest)
@@ -439,37 +429,26 @@ def test_revoked_message_releases_the_claim_that_it_carries(worker: Worker) -> N
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
-def test_killed_child_gives_up_the_place_of_a_job_that_does_not_come_back(
+def test_killed_child_ends_the_entries_of_a_job_that_does_not_come_back(
     worker: Worker, child: subprocess.Popen[bytes], *, late: bool
 ) -> None:
-    """In the backlog of its key, where it waited in its process."""
+    """Its claim, for the body may not have begun, and its place in a backlog.
+
+    A message that comes back waits again.
+    """
     worker.leased_job(acks_late=late, reject_on_worker_lost=late)
     waits = waits_of(Wanted("k", (Limit("k", 2),)), backlog="k")
-    request = receive(worker, redlock={"waits": waits})
+    request = receive(worker, redlock={**claim(worker, "k"), "waits": waits})
     request.worker_pid = child.pid
     join_backlog(worker.rival, "k", worker.call_id, since=1)
     kill(child)
 
     request.on_failure(failure(WorkerLostError("gone")))
 
+    assert list(worker.claims("k")) == [worker.call_id] * late
     place = place_of_next(worker.rival, "k")
     assert place is not None
     assert place.before == late
-
-
-@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
-def test_killed_child_releases_the_claim_of_a_job_that_does_not_come_back(
-    worker: Worker, child: subprocess.Popen[bytes], *, late: bool
-) -> None:
-    """It may have died before the body began. A message that comes back waits again."""
-    worker.leased_job(acks_late=late, reject_on_worker_lost=late)
-    request = receive(worker, redlock=claim(worker, "k"))
-    request.worker_pid = child.pid
-    kill(child)
-
-    request.on_failure(failure(WorkerLostError("gone")))
-
-    assert list(worker.claims("k")) == [worker.call_id] * late
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # in Celery
