@@ -608,7 +608,7 @@ BUGS = (
         fixed_in="cabf091",
         way=Guard(
             "tests/unit/tasks/test_admission.py::"
-            "test_republished_call_that_has_ended_is_dropped"
+            "test_copy_of_a_call_that_has_ended_is_dropped"
         ),
     ),
     Bug(

@@ -109,6 +109,18 @@ def test_key_has_as_many_holders_as_permits(redlock: Redlock) -> None:
     assert error.value.limit == THREE[0]
 
 
+def test_fences_of_a_permit_grow(redlock: Redlock) -> None:
+    """It is a lock of its own: the fences of two permits say nothing of each other."""
+    leases = []
+    for _ in range(5):
+        leases.append(redlock.acquire("imports", limits=THREE))
+        redlock.release(leases[-1])
+
+    assert len({lease.key for lease in leases}) == 1
+    fences = [lease.fence for lease in leases]
+    assert fences == sorted(set(fences))
+
+
 def test_majority_tells_which_permits_are_in_use(site: Site) -> None:
     """The others are not waited for; without a majority it is not known."""
     lease = site.redlock.acquire("imports", limits=THREE)

@@ -375,6 +375,16 @@ def test_release_twice_is_harmless(site: Site) -> None:
     assert successor.is_valid()
 
 
+def test_release_after_the_end_never_touches_a_successor(site: Site) -> None:
+    """Nodes compare the token before they delete: the lock is another client's."""
+    lease = site.redlock.acquire("k")
+    site.clock.advance(TTL + 0.01)
+    successor = site.rival.acquire("k")
+
+    assert site.redlock.release(lease) == 0
+    assert holders(site.nodes) == [successor.token] * 5
+
+
 def test_release_of_a_lost_lease_keeps_it_lost(redlock: Redlock) -> None:
     """A release does not hide that the lease was lost."""
     lease = redlock.acquire("k")
