@@ -489,9 +489,9 @@ def test_recovery_takes_the_greatest_of_each_counter(site: Site) -> None:
     site.clock.advance(OVER)
     # No key has these counters: a check takes that of a random one of 4096.
     fields = [b"5000", b"5001", b"5002", b"5003"]
-    for index, name in enumerate(fields, start=1):
-        redis = site.nodes.nodes[index].memory.redis
-        redis.hset(b"redlock:meta", {name: b"70", b"5004": str(index + 7).encode()})
+    for index, counter in enumerate([b"8", b"11", b"9", b"10"]):
+        redis = site.nodes.nodes[index + 1].memory.redis
+        redis.hset(b"redlock:meta", {fields[index]: b"70", b"5004": counter})
 
     site.redlock.check()
 
