@@ -185,7 +185,8 @@ def test_drain_reads_without_waiting(net: Net, clock: FakeClock) -> None:
 
 def test_obsolete_request_is_not_sent(net: Net) -> None:
     """One thread drives: no other request can be sent in between."""
-    is_obsolete, wanted = net.request("a", is_obsolete=lambda: True), net.request("b")
+    is_obsolete = net.request("a", is_obsolete=lambda: True)
+    wanted = net.request("b", is_obsolete=lambda: False)
 
     net.broadcast.send(is_obsolete, wanted)
 

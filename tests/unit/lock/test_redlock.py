@@ -65,6 +65,19 @@ def test_repr_names_nodes_and_no_password() -> None:
 # -- acquire ---------------------------------------------------------------------------
 
 
+def test_close_fails_open_requests_and_the_next_use_reconnects(site: Site) -> None:
+    """A request without a reply has failed; a closed service opens when it is used."""
+    site.nodes.freeze(4)
+    ballot = site.redlock.inspect("a").ballot
+    assert "was closed" not in ballot.reasons()
+
+    site.redlock.close()
+
+    assert "node-5:6379/0 was closed" in ballot.reasons()
+    site.nodes.thaw()
+    assert site.redlock.acquire("b").votes == 5
+
+
 def test_acquire_returns_a_lease_that_all_nodes_granted(site: Site) -> None:
     """One round trip; every node stores the token for the ttl."""
     lease = site.redlock.acquire("k")

@@ -244,6 +244,18 @@ def test_silence_is_waited_for_one_node_timeout(site: Site) -> None:
     assert holders(site.nodes) == FREE
 
 
+def test_node_that_was_late_is_not_waited_for_again(site: Site) -> None:
+    """A minority that hangs costs one time-out, not one per call."""
+    site.nodes.freeze(0)
+    site.redlock.check()
+    before = site.clock.monotonic()
+
+    site.redlock.check()
+    site.redlock.acquire("k")
+
+    assert site.clock.monotonic() == before
+
+
 def test_quarantine_is_named_with_its_wait(site: Site) -> None:
     """The error says when the nodes vote. They had locks: so it recommends no init."""
     restart(site.nodes, 0, 1, 2)
