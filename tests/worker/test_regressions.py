@@ -33,7 +33,7 @@ Prefect #18893, marked as crashed while it goes on
 Prefect #18942, marked as crashed after it finished
     nodes/test_renewal.py::test_forget_and_loss_exclude_each_other
 Prefect #19068 #18839, python-redis-lock #91, a busy body starves the renewal
-    nodes/test_renewal.py::test_busy_threads_do_not_starve_renewals
+    nodes/test_many_threads.py::test_threads_without_pause_cost_no_lease
     nodes/test_event_loop.py::test_lease_is_renewed_while_the_loop_is_blocked
     unit/locking/test_block.py::test_lost_lock_is_noticed_without_an_announcement
 lago-api #4538, half a second for each duplicate

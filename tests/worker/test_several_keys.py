@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from celery.exceptions import WorkerLostError
 
+from tests.harness.waiting import until
 from tests.worker.support import FREED_WITHIN
 
 if TYPE_CHECKING:
@@ -35,6 +36,24 @@ def test_killed_child_frees_all_keys(
     with pytest.raises(WorkerLostError):
         result.get(timeout=60)
     prefork.finish(key, prefork.send("pair", key, *order))
+
+
+def test_call_that_waits_runs_when_all_keys_are_free(
+    here: Deployment, key: str
+) -> None:
+    """The end of one holder of two is not enough."""
+    firsts = [here.begin("job", f"{key}-{part}") for part in "ab"]
+    waiting = here.send("pair-wait", key, "a", "b")
+    until(lambda: f"[{waiting.id}] will wait" in here.logs(), what="it to wait")
+
+    here.finish(f"{key}-a", firsts[0])
+    here.nodes.until_free(f"{key}-a")
+    assert here.stage.runs(key) == []
+    here.finish(f"{key}-b", firsts[1])
+
+    here.until_running(key, waiting.id)
+    until_both_held(here, key)
+    here.finish(key, waiting)
 
 
 def test_calls_that_share_a_key_never_run_at_once(

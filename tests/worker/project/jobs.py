@@ -82,6 +82,7 @@ def gated_pair(name: str, **options: Any) -> None:
 
 
 gated_pair("pair", ttl=TTL)
+gated_pair("pair-wait", on_conflict="wait", wait_timeout=30)
 gated_pair(
     "pair-queued",
     unique_while="queued",
@@ -147,7 +148,6 @@ OFTEN = {"on_conflict": "retry", "retry_countdown": 0.2}
 
 timed("waiting", **LONG, **LATE)
 timed("waiting-often", **OFTEN, **LATE)
-timed("waiting-permit", limit=AT_ONCE, retry_countdown=3600, **LATE)
 gated("placed", limit=1, ttl=TTL)  # calls that are refused join a backlog
 gated("ordered", on_conflict="retry", in_order=True, ttl=TTL)
 gated("ordered-late", on_conflict="retry", in_order=True, **LATE)
