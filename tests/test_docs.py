@@ -16,6 +16,9 @@ PAGES = [
     *sorted(DOCS.rglob("*.md")),
     *(ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "example_project/README.md"),
 ]
+FOR_CONTRIBUTORS = [
+    *(ROOT / "CODE_OF_CONDUCT.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md")
+]
 # A plainer word says more. What is quoted as code is left out.
 BANNED = {
     "nobody": "no call, no node, no process ...",
@@ -97,7 +100,7 @@ def test_docs_have_claims() -> None:
     assert len(claims()) > 20
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, *FOR_CONTRIBUTORS], ids=name_of)
 def test_docs_links_lead_somewhere(page: Path) -> None:
     """Links to headings, pages and files of the project have their target."""
     broken = []

@@ -86,17 +86,6 @@ def test_readme_three_nodes_vote(reader: Reader, three_nodes: DevNodes) -> None:
     assert int(reader.run("python locked.py")) >= 2
 
 
-def test_readme_names_make_targets_that_exist() -> None:
-    """Each ``make`` command of the README has its target."""
-    targets = set(
-        re.findall(r"make (\w+)", " ".join(re.findall(r"`make \w+`", README)))
-    )
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-
-    assert targets >= {"demo", "test"}
-    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
-
-
 def test_readme_is_short() -> None:
     """It is read to its end: what is longer has a page."""
     assert len(README.encode()) < 9_000

@@ -19,7 +19,6 @@ from celery_redlock.devnodes.processes import free_port
 from tests.beat.support import KEY, LONG_TTL, often, until
 from tests.harness.metrics import PORT, Scraped
 from tests.harness.store_nodes import STORE
-from tests.harness.tcp import proxies
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -34,18 +33,6 @@ def assert_no_slot_was_sent_twice(beats: Beats, *, but: Collection[str] = ()) ->
     """Assert that the names of all messages differ, but for those of these slots."""
     counts = Counter(sent.slot for sent in beats.sent())
     assert {slot for slot, count in counts.items() if count > 1} <= set(but)
-
-
-@pytest.mark.long
-def test_one_of_three_beats_sends(beats: Beats) -> None:
-    """The others send nothing, and no slot is sent twice."""
-    leader = beats.start_three(redlock_beat_ttl=LONG_TTL)
-
-    beats.until_sent(5, by=leader)
-
-    assert {sent.pid for sent in beats.sent()} == {leader.pid}
-    assert_no_slot_was_sent_twice(beats)
-    assert [other.count("Sending due task") for other in beats.others(leader)] == [0, 0]
 
 
 def test_killed_leader_is_replaced(beats: Beats) -> None:
@@ -76,68 +63,6 @@ def test_stopped_leader_is_replaced_at_once(
 
     assert "Resigned" in first.logs()
     beats.until_sent(2, by=second, seconds=40)
-
-
-@pytest.mark.long
-def test_frozen_leader_sends_nothing_when_it_continues(beats: Beats) -> None:
-    """It gets SIGSTOP for longer than its term, and then SIGCONT."""
-    first = beats.start()
-    beats.until_sent(2, by=first)
-    second = beats.start_standby()
-    beats.freeze_between_slots(first)
-    beats.until_sent(2, by=second)
-    before = beats.sent_by(first)
-
-    first.resume()
-    first.until_logged("is lost after")
-    first.until_logged("Standing by: ")
-    beats.until_sent(4, by=second)
-
-    assert beats.sent_by(first) == before
-    assert first.is_running
-    assert_no_slot_was_sent_twice(beats)
-
-
-@pytest.mark.long
-@pytest.mark.several_nodes
-def test_leader_that_is_cut_off_is_replaced(beats: Beats) -> None:
-    """It reaches two of five nodes. When it reaches all again, it stands by."""
-    with proxies(beats.nodes.dev) as lines:
-        through = [
-            {"url": line.url, "name": url.partition("//")[2]}
-            for line, url in zip(lines, beats.nodes.urls, strict=True)
-        ]
-        first = beats.start(redlock_nodes=through)
-        beats.until_sent(1, by=first)
-        second = beats.start_standby()
-
-        for line in lines[:3]:
-            line.hold()
-        beats.until_sent(3, by=second)
-        first.until_logged("is lost after")
-        before = beats.sent_by(first)
-        for line in lines[:3]:
-            line.resume()
-        first.until_logged("Standing by: ")
-        beats.until_sent(2, by=second)
-
-        assert beats.sent_by(first) == before
-        first.teardown()
-
-
-@pytest.mark.long
-@pytest.mark.several_nodes
-def test_minority_of_nodes_away_changes_nothing(beats: Beats) -> None:
-    """The leader keeps its term, and a standby can be elected."""
-    first = beats.start(redlock_beat_ttl=LONG_TTL)
-    beats.until_sent(1, by=first)
-    with beats.nodes.minority_paused():
-        beats.until_sent(8, by=first)
-        second = beats.start_standby(redlock_beat_ttl=LONG_TTL)
-        first.kill("SIGTERM")
-        beats.until_sent(2, by=second)
-
-    assert second.count("ERROR") == 0
 
 
 @pytest.mark.long

@@ -106,24 +106,6 @@ def test_reconfigure_resumes_after_an_interrupt(
     assert lock(project.urls, max_ttl=7)
 
 
-def test_reconfigure_is_taken_back(start_project: Callable[..., Project]) -> None:
-    """--abort with the arguments of an interrupted change restores the settings."""
-    project = start_project(3, LONG_SETTINGS, max_ttl=LONG)
-    words = ("reconfigure", "--max-ttl", "7", "--yes")
-    with project.start(*words) as moving:
-        while "are closed" not in moving.line():
-            pass
-        moving.interrupt()
-
-    run = project.redlock(*words, "--abort")
-
-    assert run.code == 0, run.err
-    assert "This change is taken back: locks are granted again at once" in run.out
-    assert "3 of 3 nodes vote in the old configuration again." in run.out
-    assert "The nodes have the old settings again." in run.out
-    assert lock(project.urls, max_ttl=LONG)
-
-
 def test_reconfigure_without_a_change_is_wrong_usage(project: Project) -> None:
     """No option, an equal value and a missing file end with exit code 2."""
     nothing = project.redlock("reconfigure")

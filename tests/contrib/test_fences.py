@@ -210,24 +210,6 @@ def redlock(shared_nodes: DevNodes) -> Iterator[Redlock]:
     service.close()
 
 
-def test_holder_that_outlived_its_ttl_is_refused(
-    storage: Storage, redlock: Redlock, key: str
-) -> None:
-    """A holder whose lock expired is refused after the next holder has written."""
-    pk = storage.add()
-    late = redlock.acquire(key, ttl=TTL)
-    draft = storage.load(pk)
-
-    with lock(redlock, key, wait=SOON) as lease:
-        storage.load(pk)("by the next", lease)
-        with pytest.raises(StaleFence) as refused:
-            draft("by the late", late)
-        storage.load(pk)("by the next again", lease)
-
-    assert (refused.value.fence, refused.value.latest) == (late.fence, lease.fence)
-    assert storage.read(pk) == ("by the next again", lease.fence)
-
-
 @pytest.fixture
 def start_writer(
     orm: str, database: str, shared_nodes: DevNodes, key: str
@@ -291,19 +273,3 @@ def test_paused_writer_is_refused(
     assert (answer["fence"], answer["latest"]) == (fence, lease.fence)
     assert f"fence {fence}" in answer["error"]
     assert storage.read(pk) == ("by the next", lease.fence)
-
-
-@pytest.mark.long
-def test_renewed_holder_writes_long_after_its_ttl(
-    storage: Storage, redlock: Redlock, key: str, start_writer: Start
-) -> None:
-    """Renewal keeps the fence, so a live holder is never late."""
-    pk = storage.add()
-    writer = start_writer(pk)
-    fence = ask(writer)["fence"]
-
-    with pytest.raises(Exception, match="is held"):
-        redlock.acquire(key, wait=2 * TTL)
-
-    assert ask(writer, "much later") == {"written": "much later", "valid": True}
-    assert storage.read(pk) == ("much later", fence)

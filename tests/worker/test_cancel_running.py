@@ -87,17 +87,6 @@ def test_call_that_no_process_can_look_at_replaces_the_running_one(
     assert here.stage.overlaps(key) == []
 
 
-def test_body_can_ask_whether_it_is_to_end(here: Deployment, key: str) -> None:
-    """``lease.ensure()`` raises as soon as another call asks for the lock."""
-    first = here.begin("replacing-polite", key, 1)
-    second = here.send("replacing-polite", key, 2)
-    here.stage.open(f"{key}-2")
-
-    assert_cancelled(first, by=second)
-    assert second.get(timeout=60) == 2
-    assert here.stage.overlaps(key) == []
-
-
 def test_older_call_does_not_cancel_a_newer_one(here: Deployment, key: str) -> None:
     """The newest call is the one published last, not the one received last."""
     late = {"redlock": {"published": 1_000_000}}

@@ -11,7 +11,6 @@ import pytest
 from celery import states
 
 from tests.harness.waiting import until
-from tests.worker.project.jobs import AT_ONCE
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
@@ -44,16 +43,6 @@ def test_release_starts_one_call_after_another(here: Deployment, key: str) -> No
     assert first == holder.id
     assert sorted(others) == sorted(call.id for call in calls)
     assert here.stage.most_at_once(key) == 1
-
-
-def test_permits_do_not_stand_idle(here: Deployment, key: str) -> None:
-    """Each of them starts a call when it gets free, and never one too many."""
-    first = [here.send("waiting-permit", key, 2.0) for _ in range(AT_ONCE)]
-    here.until_running(key, *(call.id for call in first))
-    calls = [refused(here, "waiting-permit", key, 0.02) for _ in range(6)]
-
-    assert [call.get(timeout=WITHIN) for call in calls] == [call.id for call in calls]
-    assert here.stage.most_at_once(key) <= AT_ONCE
 
 
 def test_call_whose_lock_is_held_waits_on_in_memory(here: Deployment, key: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_redlock import LockCancelled, singleton_task
-from tests.worker.project.body import own_lease, recorded, stage
+from tests.worker.project.body import recorded, stage
 from tests.worker.project.jobs import LATE
 
 
@@ -61,14 +61,3 @@ def replacing_tidy(key: str, number: int = 0) -> str:
             stage().wait(f"{key}-tidied")
             return f"half of {number}"
         return f"all of {number}"
-
-
-@singleton_task(name="replacing-polite", key="{key}", **REPLACE)
-def replacing_polite(key: str, number: int = 0) -> int:
-    """Ask the lease repeatedly whether the call may go on."""
-    lease = own_lease()
-    with recorded(key):
-        while not stage().is_open(f"{key}-{number}"):
-            lease.ensure()
-            stage().pause()
-    return number
