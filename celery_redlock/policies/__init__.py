@@ -41,6 +41,7 @@ from celery_redlock.policies.base import (
     PublishDecision,
     RefusedCall,
     Situation,
+    TaskOptions,
     WorkerCall,
     policy,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "Run",
     "Situation",
     "Skip",
+    "TaskOptions",
     "Wait",
     "Warn",
     "WorkerCall",

@@ -215,44 +215,33 @@ class RefusedCall(WorkerCall, Protocol):
 # -- the options of its task -------------------------------------------------------
 
 
-class TaskOptions(Protocol):
-    """The `LockOptions` that policies read. Durations are in seconds."""
+class TaskOptions:
+    """The `LockOptions` that policies read. Durations are in seconds.
 
-    @property
-    def ttl(self) -> float | None:
-        """The ttl of the lock, as given; ``fill`` gets that of the app, too."""
+    Attributes:
+        ttl: The ttl of the lock, as given; ``fill`` gets that of the app, too.
+        renew: Whether the lock is renewed while the body runs.
+        unique_while: Which other job makes a call a duplicate.
+        unique_for: The cool-down after a success; 0 without one.
+        wait_timeout: The longest wait of ``wait``.
+        retry_countdown: The countdown of ``retry`` and ``buffer_one``.
+        buffer_keep: The call that ``buffer_one`` keeps.
+        cancel_grace: The time of a body that ``cancel_running`` interrupts.
+    """
 
-    @property
-    def renew(self) -> bool:
-        """Whether the lock is renewed while the body runs."""
-
-    @property
-    def unique_while(self) -> str:
-        """Which other job makes a call a duplicate."""
-
-    @property
-    def unique_for(self) -> float:
-        """The cool-down after a success; 0 without one."""
+    ttl: float | None
+    renew: bool
+    unique_while: str
+    unique_for: float
+    wait_timeout: float | None
+    retry_countdown: float | None
+    buffer_keep: Literal["latest", "first"] | None
+    cancel_grace: float | None
 
     @property
     def keeps_duplicates_out(self) -> bool:
         """Whether a duplicate is not published while another job has the claim."""
-
-    @property
-    def wait_timeout(self) -> float | None:
-        """The longest wait of ``wait``."""
-
-    @property
-    def retry_countdown(self) -> float | None:
-        """The countdown of ``retry`` and ``buffer_one``."""
-
-    @property
-    def buffer_keep(self) -> Literal["latest", "first"] | None:
-        """The call that ``buffer_one`` keeps: ``"latest"`` or ``"first"``."""
-
-    @property
-    def cancel_grace(self) -> float | None:
-        """The time of a body that ``cancel_running`` interrupts."""
+        raise NotImplementedError
 
 
 # -- decisions ---------------------------------------------------------------------

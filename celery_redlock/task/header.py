@@ -52,7 +52,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 from kombu.serialization import registry
 
@@ -86,6 +86,18 @@ def _is_instant(value: object) -> bool:
 
 def _is_bool(value: object) -> bool:
     return type(value) is bool
+
+
+def _is_slot(value: object) -> bool:
+    return is_line(value, MOST_SLOT)
+
+
+def _is_order(value: object) -> bool:
+    return type(value) is str and value in ("", "latest", "first")
+
+
+def _is_serializer(value: object) -> bool:
+    return type(value) is str and (not value or value in registry.name_to_type)
 
 
 def _is_key(value: object) -> bool:
@@ -126,34 +138,12 @@ def _is_line(value: object) -> bool:
     return False
 
 
-# What the messages of others may say, and how each field is checked.
-_CHECKS: dict[str, Callable[[object], bool]] = {
-    "deferred": _is_count,
-    "outages": _is_count,
-    "redelivered": _is_bool,
-    "met_copy": _is_bool,
-    "again": _is_bool,
-    "ended": _is_bool,
-    "slot": lambda value: is_line(value, MOST_SLOT),
-    "published": _is_instant,
-    "refused": _is_instant,
-    "next": lambda value: type(value) is str and value in ("", "latest", "first"),
-    "events": _is_bool,
-    "claim": _is_key,
-    "waits": _is_waits,
-    "line": _is_line,
-    "serializer": lambda value: (
-        type(value) is str and (not value or value in registry.name_to_type)
-    ),
-}
-
-
 _OF_ONE_EXECUTION = ("base", "events", "serializer")
 _ALWAYS = ("deferred", "outages", "redelivered")  # in the message of a repetition
 
 
 class TaskHeader(NamedTuple):
-    """The fields of one header, as in the table above.
+    """The fields of one header, as in the table above, each with its check.
 
     ``base`` is None if another main process minted it. Not known: ``published`` and
     ``refused`` are 0, ``slot``, ``next`` and ``serializer`` are ``""``; so is
@@ -161,21 +151,21 @@ class TaskHeader(NamedTuple):
     """
 
     base: str | None = None
-    deferred: int = 0
-    outages: int = 0
-    redelivered: bool = False
-    met_copy: bool = False
-    again: bool = False
-    ended: bool = False
-    slot: str = ""
-    published: int = 0
-    refused: int = 0
-    next: str = ""
-    events: bool = False
-    claim: str = ""
-    waits: tuple[Any, ...] = ()
-    line: tuple[Any, ...] = ()
-    serializer: str = ""
+    deferred: Annotated[int, _is_count] = 0
+    outages: Annotated[int, _is_count] = 0
+    redelivered: Annotated[bool, _is_bool] = False
+    met_copy: Annotated[bool, _is_bool] = False
+    again: Annotated[bool, _is_bool] = False
+    ended: Annotated[bool, _is_bool] = False
+    slot: Annotated[str, _is_slot] = ""
+    published: Annotated[int, _is_instant] = 0
+    refused: Annotated[int, _is_instant] = 0
+    next: Annotated[str, _is_order] = ""
+    events: Annotated[bool, _is_bool] = False
+    claim: Annotated[str, _is_key] = ""
+    waits: Annotated[tuple[Any, ...], _is_waits] = ()
+    line: Annotated[tuple[Any, ...], _is_line] = ()
+    serializer: Annotated[str, _is_serializer] = ""
 
     @classmethod
     def read(cls, headers: Mapping[str, Any] | None) -> TaskHeader:
@@ -225,6 +215,11 @@ class TaskHeader(NamedTuple):
         }
 
 
+_CHECKS: dict[str, Callable[[object], bool]] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(TaskHeader, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
 _NONE = TaskHeader()
 
 
