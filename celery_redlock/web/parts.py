@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from celery_redlock.basics.text import on_nodes
 from celery_redlock.operations.inspect import NodeState
@@ -27,7 +28,7 @@ from celery_redlock.scripts.keys import keys_of
 from celery_redlock.web.html import Html, join, tag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from celery_redlock.locks.forced_release import ForcedRelease
     from celery_redlock.locks.lease import Holder
@@ -70,15 +71,63 @@ def search_refusal(pattern: str) -> str:
     )
 
 
-def shown_locks(seen: Scan, *, everything: bool) -> list[list[SeenHolder]]:
+# -- locks -------------------------------------------------------------------------
+
+
+def lock_list(
+    seen: Scan, style: PageStyle, query: Mapping[str, str], path: str = ""
+) -> Html:
+    """Return the list of locks, one page of it, and sentences on how many are held.
+
+    Args:
+        seen: The locks.
+        style: The page on which the list is shown.
+        query: What a reader has asked for: ``q`` is a pattern of keys, ``all`` adds
+            keys without a majority, and ``page`` is the number of a page.
+        path: The address of the list, without a query.
+    """
+    rows = _rows_of(seen, everything="all" in query)
+    number, last = query.get("page", ""), max(1, math.ceil(len(rows) / _MOST))
+    # Locks may have ended meanwhile, and a reader may type anything.
+    page = int(number) if number.isdecimal() and len(number) < _DIGITS else 1
+    page = min(max(page, 1), last)
+    first = (page - 1) * _MOST
+    some = rows[first : first + _MOST]
+
+    def link(text: str, rel: str, other: int) -> Html:
+        if not 1 <= other <= last:
+            return tag("span", text, aria_disabled="true")
+        address = f"{path}?{urlencode({**query, 'page': other})}"
+        return tag("a", text, href=address, rel=rel)
+
+    pages = tag(
+        "nav",
+        tag("span", f"Rows {first + 1:,} to {first + len(some):,} of {len(rows):,}"),
+        link("Previous", "prev", page - 1),
+        link("Next", "next", page + 1),
+        aria_label="Pages",
+        class_="pager",
+    )
+    others = None
+    if seen.others and "all" not in query:
+        kept = {name: query[name] for name in ("q",) if query.get(name)}
+        text = f"{len(seen.others):,} more on fewer nodes than a majority"
+        address = f"{path}?{urlencode({'all': 1, **kept})}"
+        others = tag("p", tag("a", text, href=address))
+    return join(
+        pages if last > 1 else None,
+        _lock_table(seen, some, style),
+        pages if last > 1 else None,
+        tag("p", _summary(seen), class_="summary"),
+        others,
+    )
+
+
+def _rows_of(seen: Scan, *, everything: bool) -> list[list[SeenHolder]]:
     """Return the rows of a list of locks, the oldest first: the locks of each holder.
 
     A call has a lock for each of its keys, a permit for each limit, and one for its
     start. Its permits for a start come last.
-
-    Args:
-        seen: The locks.
-        everything: Whether keys without a majority are among them.
     """
     found = seen.found if everything else [*seen.held, *seen.possible, *seen.starts]
     rows: defaultdict[tuple[object, ...], list[SeenHolder]] = defaultdict(list)
@@ -90,28 +139,12 @@ def shown_locks(seen: Scan, *, everything: bool) -> list[list[SeenHolder]]:
     return sorted(rows.values(), key=lambda row: row[0].holder.started or math.inf)
 
 
-# -- locks -------------------------------------------------------------------------
-
-
-def lock_table(
-    seen: Scan,
-    shown: Sequence[Sequence[SeenHolder]],
-    style: PageStyle,
-    number: str = "",
+def _lock_table(
+    seen: Scan, some: Sequence[Sequence[SeenHolder]], style: PageStyle
 ) -> Html:
-    """Return the table of these holders and their locks, or of none.
-
-    Args:
-        seen: The locks.
-        shown: The rows of all pages.
-        style: The page on which the table is shown.
-        number: Which of the pages, as a reader may have typed it.
-    """
     heads = [("Key", ""), ("Task", ""), ("Holder", ""), ("Age", "")]
     heads += [("Ends in", "number"), ("Fence", "number"), ("Nodes", "number")]
     heads += [("Release", "")] if style.link else []
-    first = (_page_in(shown, number) - 1) * _MOST
-    some = shown[first : first + _MOST]
     rows = [_holder_row(row, len(seen.labels), style) for row in some]
     if not rows:
         fact = "No lock is held" if seen.has_quorum else _CANNOT_TELL
@@ -121,56 +154,18 @@ def lock_table(
     return _table("Locks, the oldest first", heads, rows)
 
 
-def summary(seen: Scan) -> Html:
+def _summary(seen: Scan) -> str:
     """Return sentences on how many locks are held."""
-    nodes = len(seen.labels)
     facts = []
     if seen.has_quorum:
-        answered = f"as seen {on_nodes(seen.can_tell, nodes)}."
-        facts.append(f"{len(seen.held):,} held, {answered}")
+        where = on_nodes(seen.can_tell, len(seen.labels))
+        facts.append(f"{len(seen.held):,} held, as seen {where}.")
     elif seen.held:
         facts.append(f"{len(seen.held)} held for certain; there may be others.")
     if seen.possible:
         some = len(seen.possible)
         facts.append(f"{some} may be held: that depends on the nodes that cannot tell.")
-    return join(" ".join(facts))
-
-
-def pager(
-    shown: Sequence[Sequence[SeenHolder]], number: str, address: Callable[[int], str]
-) -> Html | None:
-    """Return links to the pages before and after this one; None if there is one page.
-
-    Args:
-        shown: The rows of all pages.
-        number: Which of the pages, as a reader may have typed it.
-        address: Returns the address of a page.
-    """
-    page, last = _page_in(shown, number), _pages(shown)
-    if last == 1:
-        return None
-    first = (page - 1) * _MOST
-    rows = f"{first + 1:,} to {min(first + _MOST, len(shown)):,} of {len(shown):,}"
-    before = tag("a", "Previous", href=address(page - 1), rel="prev")
-    after = tag("a", "Next", href=address(page + 1), rel="next")
-    return tag(
-        "nav",
-        tag("span", f"Rows {rows}"),
-        before if page > 1 else tag("span", "Previous", aria_disabled="true"),
-        after if page < last else tag("span", "Next", aria_disabled="true"),
-        aria_label="Pages",
-        class_="pager",
-    )
-
-
-def _pages(shown: Sequence[Sequence[SeenHolder]]) -> int:
-    return max(1, math.ceil(len(shown) / _MOST))
-
-
-def _page_in(shown: Sequence[Sequence[SeenHolder]], number: str) -> int:
-    """Return the number of a page that exists: locks may have ended meanwhile."""
-    page = int(number) if number.isdecimal() and len(number) < _DIGITS else 1
-    return min(max(page, 1), _pages(shown))
+    return " ".join(facts)
 
 
 def unknown(seen: Scan) -> Html | None:
@@ -266,29 +261,20 @@ def _others(holder: Holder, key: str) -> list[str]:
 # -- nodes -------------------------------------------------------------------------
 
 
-def node_table(seen: Scan, nodes: Iterable[NodeStatus]) -> Html:
-    """Return the table of the nodes: whether each one votes, and how many locks it has.
-
-    Args:
-        seen: The locks.
-        nodes: The nodes, judged beside each other.
-    """
+def node_table(seen: Scan) -> Html:
+    """Return the table of the nodes: whether each one votes, and how many locks."""
     heads = [("Node", ""), ("State", ""), ("Locks", "number")]
-    return _table(
-        "Lock nodes and their votes",
-        heads,
-        [
-            tag(
-                "tr",
-                tag("th", node.label, scope="row", class_="key"),
-                tag("td", _state(node), data_label="State"),
-                _number("Locks", _count(node, seen.counts[node.label])),
-                data_id=node.label,
-            )
-            for node in nodes
-        ],
-        kind=None,
-    )
+    rows = [
+        tag(
+            "tr",
+            tag("th", node.label, scope="row", class_="key"),
+            tag("td", _state(node), data_label="State"),
+            _number("Locks", _count(node, seen.counts[node.label])),
+            data_id=node.label,
+        )
+        for node in seen.nodes
+    ]
+    return _table("Lock nodes and their votes", heads, rows, kind=None)
 
 
 def _state(node: NodeStatus) -> Html:

@@ -341,14 +341,11 @@ class LockPage:
         except RedlockError as error:
             body = _card("Locks", tag("p", str(error), class_="errornote"))
             return self._page(request, "Locks", body, HTTPStatus.SERVICE_UNAVAILABLE)
-        shown = parts.shown_locks(snapshot.seen, everything=everything)
-        style, number = self._style(request), _one(fields, "page")
-
-        def page(other: int) -> str:
-            chosen = {"q": pattern} if pattern else {}
-            chosen |= {"all": "1"} if everything else {}
-            return f"{request.root}/?{urlencode({**chosen, 'page': str(other)})}"
-
+        style = self._style(request)
+        query = {"q": pattern} if pattern else {}
+        query |= {
+            name: _one(fields, name) for name in ("all", "page") if name in fields
+        }
         body = join(
             tag(
                 "div",
@@ -360,7 +357,7 @@ class LockPage:
             ),
             tag(
                 "div",
-                _card("Nodes", parts.node_table(snapshot.seen, snapshot.seen.nodes)),
+                _card("Nodes", parts.node_table(snapshot.seen)),
                 _card("Limits", limits)
                 if (limits := parts.limit_list(snapshot.seen))
                 else None,
@@ -374,11 +371,7 @@ class LockPage:
                 _search(request, pattern, everything=everything),
                 tag(
                     "div",
-                    pages := parts.pager(shown, number, page),
-                    parts.lock_table(snapshot.seen, shown, style, number),
-                    pages,
-                    tag("p", parts.summary(snapshot.seen), class_="summary"),
-                    self._others(request, snapshot, pattern, everything=everything),
+                    parts.lock_list(snapshot.seen, style, query, f"{request.root}/"),
                     id="locks",
                     data_live=True,
                 ),
@@ -526,16 +519,6 @@ class LockPage:
             return parts.PageStyle()
         head = f"{request.root}/release?"
         return parts.PageStyle(lambda key: head + urlencode({"key": key}))
-
-    def _others(
-        self, request: _Request, snapshot: _Snapshot, pattern: str, *, everything: bool
-    ) -> Html | None:
-        others = len(snapshot.seen.others)
-        if everything or not others:
-            return None
-        fields = {"all": "1"} | ({"q": pattern} if pattern else {})
-        text = f"{others:,} more on fewer nodes than a majority"
-        return tag("p", tag("a", text, href=f"{request.root}/?{urlencode(fields)}"))
 
     def _foot(self, snapshot: _Snapshot) -> str:
         rule = "A release needs the token." if self.may_release else "Read-only."

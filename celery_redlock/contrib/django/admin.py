@@ -105,20 +105,11 @@ class HeldLockAdmin(admin.ModelAdmin):
         except RedlockError as error:
             messages.error(request, str(error))
         else:
-            shown = parts.shown_locks(seen, everything=everything)
-            number, chosen = request.GET.get("page", ""), request.GET.dict()
-
-            def page(other: int) -> str:
-                return f"?{urlencode({**chosen, 'page': other})}"
-
             context |= {
                 "seen": seen,
                 "unknown": parts.unknown(seen),
                 "settings": other_settings(redlock, seen.nodes),
-                "locks": parts.lock_table(seen, shown, style, number),
-                "pages": parts.pager(shown, number, page),
-                "summary": parts.summary(seen),
-                "others": len(seen.others),
+                "locks": parts.lock_list(seen, style, request.GET.dict()),
                 "limits": parts.limit_list(seen),
                 "doubts": parts.doubts(seen.nodes),
                 "releases": parts.release_table(forced_releases(redlock), style),
