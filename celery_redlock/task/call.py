@@ -41,8 +41,8 @@ class Call:
         id: Celery's id of the call, ``""`` without one.
         key: The name that it locks.
         limits: The limits of the permits that it needs; empty for a plain lock.
-        sent: The arguments in its message. A base class of the project can remove some
-            of them before the task gets the call.
+        sent: The arguments in its message, if there is one. A base class of the project
+            can remove some of them before the task gets the call.
         is_redelivered: Whether another copy with this task id may run or have run.
         began_at: Instant at which it began to want its lock.
     """
@@ -110,7 +110,10 @@ class Call:
             runtime=runtime,
             options=options,
             began_at=runtime.redlock.clock.monotonic(),
-            sent=_arguments_in(request, args, kwargs),
+            sent=(
+                args if request.args is None else request.args,
+                kwargs if request.kwargs is None else request.kwargs,
+            ),
         )
 
     @property
@@ -185,12 +188,6 @@ class Call:
 
     def __str__(self) -> str:
         return f"{self.task.name}[{self.id}]"
-
-
-def _arguments_in(request: Context, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments in the message of a request; without one, those given."""
-    sent_args = args if request.args is None else request.args
-    return sent_args, kwargs if request.kwargs is None else request.kwargs
 
 
 def _refuse_broadcast(task: Task, exchange: str) -> None:

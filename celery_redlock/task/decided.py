@@ -250,10 +250,15 @@ class DecidedLoss(Generic[_T]):
             self.line.republish(self.error, countdown)
 
 
-def send_event(call: Call, kind: str, **fields: str) -> bool:
-    """Send an event about a call to monitors; tell whether it was sent."""
+def send_event(call: Call, kind: str, **fields: object) -> bool:
+    """Send an event about a call to monitors; tell whether it was sent.
+
+    Any thread may call it, unlike `Task.send_event`.
+    """
+    events, host = call.task.app.events, call.request.hostname
     try:
-        call.task.send_event(kind, retry=False, **fields)
+        with events.default_dispatcher(hostname=host) as dispatcher:
+            dispatcher.send(kind, uuid=call.id, retry=False, **fields)
     except Exception:
         # The broker may be away. The decision is performed all the same.
         log.exception("The event %s of %s could not be sent.", kind, call)

@@ -642,16 +642,13 @@ class Execution(TaskLock):
     def _send_event(self, lease: Lease) -> None:
         """Send the event ``task-lock-lost``. The broker may take a while."""
         call, decision = self.call, self._decision
-        facts = {"key": call.key, "fence": lease.fence}
-        facts |= {"decision": decision.name if decision else ""}
-        facts |= {"released_by": lease.released_by}
-        # Not `Task.send_event`, which asks for the request of this thread.
-        events, host = call.task.app.events, call.request.hostname
-        try:
-            with events.default_dispatcher(hostname=host) as dispatcher:
-                dispatcher.send("task-lock-lost", uuid=call.id, retry=False, **facts)
-        except Exception:
-            log.exception("The event task-lock-lost of %s could not be sent.", call)
+        facts = {
+            "key": call.key,
+            "fence": lease.fence,
+            "released_by": lease.released_by,
+        }
+        facts["decision"] = decision.name if decision else ""
+        send_event(call, "task-lock-lost", **facts)
 
     def _ask(self, loss: Loss) -> LossDecision:
         try:

@@ -153,7 +153,8 @@ def publish(  # noqa: PLR0913  (called in one place)
     resolved = runtime.options(task.name, task.lock_options)
     claims = Claims(runtime.redlock)
     seconds = _seconds_to_wait(task, options, resolved.task.claim_seconds)
-    has_new_id = _has_new_id(task)  # a base class has chosen the id, and no caller
+    called, has_no_id = _called.get()
+    has_new_id = called is task and has_no_id  # of a base class, and not of a caller
     names = [name for name in _OF_A_CANVAS if name != "task_id" or not has_new_id]
     if any(options.get(name) for name in names):
         if resolved.task.is_claimed:
@@ -265,12 +266,6 @@ def called_with(task: Task, options: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         _called.reset(before)
-
-
-def _has_new_id(task: Task) -> bool:
-    """Tell whether the caller who publishes a call of the task has given no id."""
-    called, has_new_id = _called.get()
-    return called is task and has_new_id
 
 
 def _with_claim_retaken(

@@ -338,7 +338,7 @@ class SingletonTask(_Base[P, R]):
         Raises:
             FingerprintError: They cannot be reduced to a key.
         """
-        args, kwargs = self._as_sent(args, kwargs)
+        args, kwargs = as_received(self, args, kwargs)
         return self.key_rule.key_of(args, kwargs)
 
     def lock_wanted(self, *args: P.args, **kwargs: P.kwargs) -> tuple[str, Limits]:
@@ -350,12 +350,8 @@ class SingletonTask(_Base[P, R]):
         Raises:
             FingerprintError: They cannot be reduced to a key.
         """
-        args, kwargs = self._as_sent(args, kwargs)
+        args, kwargs = as_received(self, args, kwargs)
         return self.key_rule.wanted_by(args, kwargs)
-
-    def _as_sent(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return arguments as a worker gets them."""
-        return as_received(self, args, kwargs)
 
     def release_claim(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """Release the claim of the call with these arguments, whichever job has it.
