@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from celery_redlock.scripts.registry import load
+from celery_redlock.scripts import load
 
 if __name__ == "__main__":
     sys.stdout.write(load(sys.argv[1]).source)

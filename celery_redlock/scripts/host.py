@@ -38,8 +38,8 @@ from celery_redlock.scripts.keyspace import CommandError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from celery_redlock.scripts import Script
     from celery_redlock.scripts.keyspace import Keyspace
-    from celery_redlock.scripts.registry import Script
 
 
 _PRELUDE = b"""

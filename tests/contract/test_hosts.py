@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_redlock.basics.resp import ErrorReply
-from celery_redlock.scripts.registry import Script
+from celery_redlock.scripts import Script
 from tests.contract.subjects import StoreSubject, Subject
 
 ERROR = object()

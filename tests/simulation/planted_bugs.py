@@ -26,8 +26,7 @@ from celery_redlock.locks.wait_queue import WaitQueue
 from celery_redlock.locks.watchdog import Watchdog
 from celery_redlock.members import restart_guard
 from celery_redlock.members.restart_guard import RestartGuard, counters_in
-from celery_redlock.scripts import ALL_SCRIPTS, COUNTERS, GRANTED, INSPECT, host
-from celery_redlock.scripts.registry import Script
+from celery_redlock.scripts import ALL_SCRIPTS, COUNTERS, GRANTED, INSPECT, Script, host
 from celery_redlock.testing.memory_node import MemoryKeyspace
 from celery_redlock.wire import broadcast, node, quorum, requests
 from celery_redlock.wire.quorum import Ballot, Verdict, VoteKind

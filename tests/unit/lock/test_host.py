@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.scripts import ALL_SCRIPTS, host
-from celery_redlock.scripts.registry import Script
+from celery_redlock.scripts import ALL_SCRIPTS, Script, host
 from celery_redlock.testing.memory_node import MemoryKeyspace
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def test_numbers_have_a_point_where_the_process_has_a_comma(tmp_path: Path) -> N
     program = """
 import locale
 from celery_redlock.scripts import host
-from celery_redlock.scripts.registry import Script
+from celery_redlock.scripts import Script
 from celery_redlock.testing.memory_node import MemoryNode
 locale.setlocale(locale.LC_NUMERIC, "de_DE.UTF-8")
 half = Script("half", "return tostring(tonumber(ARGV[1]) * 2 == 3)")

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from celery_redlock import scripts
-from celery_redlock.scripts import ALL_SCRIPTS, Script
-from celery_redlock.scripts.registry import load
+from celery_redlock.scripts import ALL_SCRIPTS, Script, load
 from celery_redlock.stores import needs
 
 FOLDER = Path(scripts.__file__).parent
