@@ -26,6 +26,7 @@ done. If it was refused, or if they would change nothing, they run again on a sn
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote, urlsplit
 
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from celery_redlock.stores.connection import Command
+    from celery_redlock.stores.keyspace import Changes
     from celery_redlock.stores.server_clock import ServerTime
 
 _TRIES, _TRIES_TOGETHER = 30, 3
@@ -64,8 +66,27 @@ class Remembered:
 class CompareAndSwapStore(Loader, StoreFacts, Protocol):
     """Runs commands on a snapshot, and again if another commit came between.
 
-    A store adds ``_snapshot`` and ``_commit``, and what `Loader` and `StoreFacts` ask.
+    A store adds ``_servers``, ``_snapshot`` and ``_commit``, and what `Loader` and
+    `StoreFacts` ask.
     """
+
+    @classmethod
+    def name_of(cls, url: str) -> str:
+        """Return ``host:port`` of all servers, sorted, with a plus between."""
+        return "+".join(sorted(f"{host}:{port}" for host, port in cls._servers(url)))
+
+    @classmethod
+    def hosts_of(cls, url: str) -> list[str]:
+        """Return the hosts of all servers."""
+        return [host for host, _ in cls._servers(url)]
+
+    @classmethod
+    def _servers(cls, url: str) -> list[tuple[str, int]]:
+        """Return host and port of all servers.
+
+        Raises:
+            ValueError: The URL cannot be used. The text says why, without it.
+        """
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
         """Carry commands out, and return the replies.
@@ -121,6 +142,44 @@ class CompareAndSwapStore(Loader, StoreFacts, Protocol):
 
     def _commit(self, keys: StoreKeyspace, needs: Needs) -> bool:
         """Write the changes if what they depend on is unchanged; else return False."""
+
+
+def servers_in(url: str, port: int) -> list[tuple[str, int]]:
+    """Return host and port of all servers that a URL lists.
+
+    Args:
+        url: The URL.
+        port: The port of a server that is listed without one.
+
+    Raises:
+        ValueError: There is none, or a port is no number.
+    """
+    servers = []
+    for one in urlsplit(url).netloc.rpartition("@")[2].split(","):
+        host, _, its_port = one.strip().rpartition(":") if ":" in one else (one, "", "")
+        if not host or (its_port and not its_port.isdecimal()):
+            raise ValueError("write the servers as host:port,host:port")
+        servers.append((host, int(its_port or port)))
+    return servers
+
+
+def login_in(url: str) -> tuple[str, str]:
+    """Return the user and the password in a URL; ``""`` for what is missing."""
+    name, _, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
+    return unquote(name), unquote(password)
+
+
+def writes_end(changes: Changes, needs: Needs) -> bool:
+    """Tell whether the end of a lock is written.
+
+    The reply of the commit tells the time. If that lies outside of the bounds, the end
+    may have been written too early. Then the scripts run again, which is harmless for a
+    holder, as after a lost reply.
+    """
+    return any(
+        cell.expires_at_ms is not None and cell.name in needs.own
+        for cell in changes.written.values()
+    )
 
 
 def has_ended(cells: Iterable[Cell], time: ServerTime) -> bool:

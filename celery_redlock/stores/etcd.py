@@ -46,7 +46,7 @@ import math
 import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from celery_redlock.basics.backoff import jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
@@ -60,6 +60,9 @@ from celery_redlock.stores.compare_and_swap import (
     decoded,
     encoded,
     has_ended,
+    login_in,
+    servers_in,
+    writes_end,
 )
 from celery_redlock.stores.connection import GRANT, StoreError, readable
 from celery_redlock.stores.etcd_member import EtcdMember, MemberError, tls_of
@@ -130,7 +133,7 @@ class Etcd(CompareAndSwapStore):
 
     def __init__(self, url: str, timeout: float) -> None:
         parts = urlsplit(url)
-        members, files = _members(url), _files(url)
+        members, files = self._servers(url), _files(url)
         self._timeout = timeout
         is_encrypted = parts.scheme == "etcds"
         tls = tls_of(files) if is_encrypted else None
@@ -146,8 +149,8 @@ class Etcd(CompareAndSwapStore):
         self._remembered_until = 0  # in connections
         # What a commit that was refused has read for the next try, and for which needs.
         self._refused: tuple[Needs | None, dict[str, Any]] = None, {}
-        name, _, password = parts.netloc.rpartition("@")[0].partition(":")
-        self._user = {"name": unquote(name), "password": unquote(password)}
+        name, password = login_in(url)
+        self._user = {"name": name, "password": password}
         try:
             if name:
                 self._log_in()
@@ -170,12 +173,13 @@ class Etcd(CompareAndSwapStore):
     def name_of(cls, url: str) -> str:
         """Return ``host:port`` of all members, sorted, with a plus between."""
         _files(url)
-        return "+".join(sorted(f"{host}:{port}" for host, port in _members(url)))
+        return super().name_of(url)
 
     @classmethod
-    def hosts_of(cls, url: str) -> list[str]:
-        """Return the hosts of all members."""
-        return [host for host, _ in _members(url)]
+    def _servers(cls, url: str) -> list[tuple[str, int]]:
+        if urlsplit(url).path.strip("/"):
+            raise ValueError("an etcd has no path; all keys are below redlock/")
+        return servers_in(url, _DEFAULT_PORT)
 
     @classmethod
     def prepare(cls, url: str, timeout: float) -> None:
@@ -282,7 +286,7 @@ class Etcd(CompareAndSwapStore):
         None of them is read. The commit compares each of them, as after a read.
         """
         self._forget_if_connected_again()
-        parts = needs.fields.keys() - needs.names
+        parts = needs.parts
         counters = {b"%b\n%b" % (n, f) for n in parts for f in needs.fields[n]}
         now, observed_at = SYSTEM_CLOCK.monotonic(), self._members[0].clock.observed_at
         if (
@@ -326,7 +330,7 @@ class Etcd(CompareAndSwapStore):
             self._seen.clear()
         self._seen -= needs.names
         self._seen |= needs.names & {c.name for c in cells} - self._locks.keys()
-        for name in needs.fields.keys() - needs.names:
+        for name in needs.parts:
             known = [
                 cell
                 for cell in cells
@@ -382,14 +386,7 @@ class Etcd(CompareAndSwapStore):
             self._refused = (needs, reply) if asked_for else (None, {})
             return False
         self._remember_commit(changes, needs, header["revision"])
-        # The reply tells the time. If that lies outside of the bounds, the end of a
-        # lock may have been written too early. Then the scripts run again, which is
-        # harmless for a holder, as after a lost reply.
-        has_end = any(
-            one.expires_at_ms is not None and one.name in needs.own
-            for one in changes.written.values()
-        )
-        is_time_right = self._members[0].is_time_right or not has_end
+        is_time_right = self._members[0].is_time_right or not writes_end(changes, needs)
         # An error of the sweep must not hide what the commit has done.
         with contextlib.suppress(StoreError):
             self._sweep()
@@ -418,20 +415,18 @@ class Etcd(CompareAndSwapStore):
             NotRemembered: It needs a counter that was not read.
         """
         changed = {n for n, _ in (*changes.removed, *changes.written)} | changes.wiped
-        parts = {n: fs for n, fs in needs.fields.items() if n not in needs.names}
+        parts = needs.parts
         whole = needs.exclusive | changed
         whole -= {b"%b\n%b" % (n, one) for n, fs in needs.fields.items() for one in fs}
-        whole -= parts.keys()
+        whole -= parts
         present = {name for name in whole if (name, HEAD) in self._versions}
-        heads = [self._is_unchanged(name, HEAD) for name in present | parts.keys()]
-        fields = [
-            one for n, fs in parts.items() for one in self._of_part(n, fs, changes)
-        ]
+        heads = [self._is_unchanged(name, HEAD) for name in present | parts]
+        fields = [one for n in parts for one in self._of_part(n, needs, changes)]
         ranges = (whole - present) | (whole & self._with_members)
         if len(heads) + len(fields) + len(ranges) > _MOST_COMPARED:
             if self._revision == _ABSENT:  # there may be keys between them
                 raise NotRemembered
-            fields, ranges = [], ranges | parts.keys()
+            fields, ranges = [], ranges | parts
         room = _MOST_COMPARED - len(heads) - len(fields)
         if ranges and room < 1:
             raise StoreError(f"cannot compare {len(heads)} keys at once")
@@ -441,23 +436,23 @@ class Etcd(CompareAndSwapStore):
         return heads + fields + [_is_no_newer(*one, self._revision) for one in ends]
 
     def _of_part(
-        self, name: bytes, fields: Iterable[bytes], changes: Changes
+        self, name: bytes, needs: Needs, changes: Changes
     ) -> Iterator[dict[str, Any]]:
         """Yield what must hold of a hash that is read in part, besides its head."""
         is_assumed = self._revision == _ABSENT
         revision = self._states[name].revision if is_assumed else self._revision
         first, last = _key(name, _FIRST_FIELD), _key(name, _LAST_FIELD)
         yield _is_no_newer(first, last, revision)
-        for field in [b"." + one for one in fields if one.isdigit()]:
-            written = changes.written.get((name, field))
+        for place in needs.counters(name):
+            written = changes.written.get(place)
             if not is_assumed:
-                yield self._is_unchanged(name, field)
+                yield self._is_unchanged(*place)
             elif written and len(written.value or b"") == _TIME_DIGITS:
                 yield {
                     "target": "VALUE",
                     "result": "LESS",
                     "value": _text(_data(written)),
-                    "key": _text(_key(name, field)),
+                    "key": _text(_key(*place)),
                 }
             else:
                 raise NotRemembered
@@ -675,24 +670,6 @@ class _State(NamedTuple):
     cells: list[Cell]
 
 
-def _members(url: str) -> list[tuple[str, int]]:
-    """Return host and port of all members.
-
-    Raises:
-        ValueError: There is none, a port is no number, or the URL has a path.
-    """
-    if urlsplit(url).path.strip("/"):
-        raise ValueError("an etcd has no path; all keys are below redlock/")
-    hosts = urlsplit(url).netloc.rpartition("@")[2].split(",")
-    members = []
-    for one in hosts:
-        host, _, port = one.strip().rpartition(":") if ":" in one else (one, "", "")
-        if not host or (port and not port.isdecimal()):
-            raise ValueError("write the members as host:port,host:port")
-        members.append((host, int(port or _DEFAULT_PORT)))
-    return members
-
-
 def _files(url: str) -> dict[str, str]:
     """Return the files of the options of a URL.
 
@@ -754,9 +731,9 @@ def _put(key: bytes, value: bytes, lease: str = "0") -> dict[str, Any]:
 def _ranges_of(needs: Needs) -> list[dict[str, Any]]:
     """Return the ranges of all cells that these needs ask for."""
     ranges = [_range_of(name) for name in needs.names]
-    for name in needs.fields.keys() - needs.names:
-        counters = [b"." + one for one in needs.fields[name] if one.isdigit()]
-        ranges += [{"key": _text(_key(name, one))} for one in (HEAD, *counters)]
+    for name in needs.parts:
+        places = [(name, HEAD), *needs.counters(name)]
+        ranges += [{"key": _text(_key(*place))} for place in places]
         ranges.append(_span(_key(name, _FIRST_FIELD), _key(name, _LAST_FIELD)))
     return ranges
 

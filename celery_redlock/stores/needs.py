@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redlock.scripts import ALL_SCRIPTS
@@ -74,6 +74,15 @@ class Needs:
     is_read: bool = True
     may_be_late: bool = True
 
+    @property
+    def parts(self) -> set[bytes]:
+        """The hashes of which no more than a part is loaded."""
+        return self.fields.keys() - self.names
+
+    def counters(self, name: bytes) -> list[tuple[bytes, bytes]]:
+        """Return name and field of the cells that are stripes of a hash."""
+        return [(name, b"." + stripe) for stripe in self.stripes.get(name, ())]
+
     def add(
         self, script: str, keys: Sequence[bytes], args: Sequence[bytes] = ()
     ) -> None:
@@ -105,28 +114,6 @@ class Needs:
                 self.shared.add(name)
 
 
-class _Table(NamedTuple):
-    """The table of KEYS of a script.
-
-    Attributes:
-        of_each: What it does with the keys that it has for each lock, in turn.
-        single: What it does with the keys behind them.
-        stripes: Where the stripes are in its ARGV, counted from 0.
-        state: The fields that decide whether a node votes.
-    """
-
-    of_each: list[set[str]]
-    single: list[set[str]]
-    stripes: int
-    state: frozenset[bytes]
-
-    def each(self, count: int) -> list[set[str]]:
-        """Return what the script does with each of so many KEYS."""
-        locks = (count - len(self.single)) // max(1, len(self.of_each))
-        uses = [use for use in self.of_each for _ in range(locks)]
-        return [*uses, *self.single]
-
-
 class _Plan(NamedTuple):
     """The needs of a script with so many KEYS: the places of the keys.
 
@@ -150,28 +137,20 @@ class _Plan(NamedTuple):
     may_be_late: bool
 
 
-@cache
-def _table_of(script: str) -> _Table:
-    """Read the table of a script."""
+@lru_cache(maxsize=1024)
+def _plan_of(script: str, count: int) -> _Plan:
+    """Return the needs of a script with so many KEYS, by its table of them."""
     source = _SOURCES[script]
     (table,) = _TABLE.findall(source)
     found = [(set(use.split(", ")), each) for use, each in _KEY.findall(table)]
+    # The first of them are there for each lock.
     first = sum(bool(each) for _, each in found[1:]) + ("1... " in table)
-    stripes = _STRIPES.search(source)
+    locks = (count - len(found) + first) // max(1, first)
+    uses = [use for use, _ in found[:first] for _ in range(locks)]
+    uses += [use for use, _ in found[first:]]
     fields = re.findall(r"'(\w+)'", " ".join(_STATE.findall(source)))
-    return _Table(
-        [use for use, _ in found[:first]],
-        [use for use, _ in found[first:]],
-        int(stripes[1]) - 1 if stripes else 0,
-        frozenset(name.encode() for name in fields),
-    )
-
-
-@lru_cache(maxsize=1024)
-def _plan_of(script: str, count: int) -> _Plan:
-    """Return the needs of a script with so many KEYS."""
-    table = _table_of(script)
-    uses = table.each(count)
+    state = frozenset(name.encode() for name in fields)
+    stripes = _STRIPES.search(source)
     is_read = not any(use & _CHANGES for use in uses)
     loaded = [(i, use) for i, use in enumerate(uses) if not use & _NOT_LOADED]
     whole = [(i, use) for i, use in loaded if not use & _PARTS]
@@ -183,19 +162,12 @@ def _plan_of(script: str, count: int) -> _Plan:
         own=[i for i, use in whole if "own" in use],
         rare=[i for i, use in whole if "rare" in use],
         parts=[
-            (i, table.state if "vote" in use else frozenset(), "stripes" in use)
+            (i, state if "vote" in use else frozenset(), "stripes" in use)
             for i, use in loaded
             if use & _PARTS
         ],
-        stripes=table.stripes,
+        stripes=int(stripes[1]) - 1 if stripes else 0,
         locks=len(own),
         is_read=is_read,
         may_be_late=is_read or any("late" in use for use in uses),
     )
-
-
-def needs_of(script: str, keys: Sequence[bytes], args: Sequence[bytes]) -> Needs:
-    """Return what a script of ``scripts`` needs, by its KEYS and ARGV."""
-    needs = Needs()
-    needs.add(script, keys, args)
-    return needs

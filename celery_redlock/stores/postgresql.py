@@ -333,7 +333,7 @@ class PostgreSQL:
             return None
         so = assumption.as_sent(self._memory.place, self._process)
         steps = [
-            _lock(needs),
+            lock(needs),
             change(so, changes, extends=self._memory.extends(changes)),
         ]
         sent_at = SYSTEM_CLOCK.monotonic()
@@ -404,7 +404,7 @@ class PostgreSQL:
         """Begin a transaction, and load what is needed: one round trip."""
         steps = [] if is_read else [Statement("begin")]
         if not is_read and (needs.shared or needs.exclusive):
-            steps.append(_lock(needs))
+            steps.append(lock(needs))
         steps.append(Statement("now"))
         parts = {**needs.fields, **needs.large}
         for name in parts.keys() & needs.names:
@@ -708,11 +708,6 @@ def _is_asynchronous(connection: Any) -> bool:
 def _kind(connection: Any) -> str:
     kind = type(connection)
     return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
-
-
-def _lock(needs: Needs) -> Statement:
-    """Lock what the scripts need until the end of the transaction."""
-    return lock(needs.shared, needs.exclusive, commits_late=needs.may_be_late)
 
 
 def _listener(channel: bytes) -> int:

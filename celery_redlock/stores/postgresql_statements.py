@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.stores.connection import Waits
     from celery_redlock.stores.keyspace import Changes
+    from celery_redlock.stores.needs import Needs
 
 _COLUMNS = "name, field, kind, value, score, expires_at"
 _READ = f"SELECT {_COLUMNS} FROM {TABLE} WHERE "  # noqa: S608  (constants)
@@ -241,23 +242,14 @@ class Statements:
 # -- steps -----------------------------------------------------------------------------
 
 
-def lock(
-    shared: Iterable[bytes], exclusive: Iterable[bytes], *, commits_late: bool
-) -> Statement:
-    """Lock names until the end of the transaction.
-
-    Args:
-        shared: What others may lock so meanwhile.
-        exclusive: What no other transaction may lock.
-        commits_late: Whether the commit need not wait for the disk: a crash may take
-            the transaction back.
-    """
-    numbers = dict.fromkeys(map(hash_of, shared), True)
-    numbers |= dict.fromkeys(map(hash_of, exclusive), False)
+def lock(needs: Needs) -> Statement:
+    """Lock what scripts need until the end of the transaction."""
+    numbers = dict.fromkeys(map(hash_of, needs.shared), True)
+    numbers |= dict.fromkeys(map(hash_of, needs.exclusive), False)
     order = sorted(numbers)
     are_shared = [numbers[number] for number in order]
     return Statement(
-        "lock and commit late" if commits_late else "lock",
+        "lock and commit late" if needs.may_be_late else "lock",
         (_numbers(_INT8, order), _numbers(_BOOL, are_shared)),
     )
 

@@ -87,6 +87,9 @@ from celery_redlock.stores.compare_and_swap import (
     decoded,
     encoded,
     has_ended,
+    login_in,
+    servers_in,
+    writes_end,
 )
 from celery_redlock.stores.connection import GRANT, StoreError, readable
 from celery_redlock.stores.keyspace import HEAD, Cell, StoreKeyspace
@@ -161,13 +164,13 @@ class ZooKeeper(CompareAndSwapStore):
     @classmethod
     def name_of(cls, url: str) -> str:
         """Return ``host:port`` of all servers, with a plus between, and the chroot."""
-        hosts = "+".join(sorted(f"{host}:{port}" for host, port in _servers(url)))
-        return hosts + _chroot(url)
+        return super().name_of(url) + _chroot(url)
 
     @classmethod
-    def hosts_of(cls, url: str) -> list[str]:
-        """Return the hosts of all servers."""
-        return [host for host, _ in _servers(url)]
+    def _servers(cls, url: str) -> list[tuple[str, int]]:
+        if urlsplit(url).query:
+            raise ValueError("there are no options, and no TLS")
+        return servers_in(url, _PORT)
 
     @classmethod
     def prepare(cls, url: str, timeout: float) -> None:
@@ -251,13 +254,9 @@ class ZooKeeper(CompareAndSwapStore):
         # wait for it: a session's requests are carried out in order. But if the
         # connection breaks, kazoo sends the reads to another server.
         synced = self._client.sync_async(_ROOT)
-        parts = {
-            name: [HEAD, *(b"." + one for one in fields if one.isdigit())]
-            for name, fields in needs.fields.items()
-            if name not in needs.names
-        }
-        places = [(name, HEAD) for name in needs.names]
-        places += [(name, field) for name, fields in parts.items() for field in fields]
+        parts = needs.parts
+        places = [(name, HEAD) for name in needs.names | parts]
+        places += [place for name in parts for place in needs.counters(name)]
         cells = self._read(places)
         cells += self._read_members(needs.names)
         self._reply_to(synced)
@@ -278,7 +277,7 @@ class ZooKeeper(CompareAndSwapStore):
             left = self._counters[place]
             is_steady = left.version == self._versions[place]
             self._counters[place] = left._replace(is_steady=is_steady)
-        for name in parts.keys() & self._heads.keys():
+        for name in parts & self._heads.keys():
             self._memory[name] = self._versions[name, HEAD], self._heads[name]
         return keys
 
@@ -317,12 +316,7 @@ class ZooKeeper(CompareAndSwapStore):
             self._memory.clear()
             self._counters.clear()
         names = needs.names - needs.rare
-        counters = [
-            (name, b"." + one)
-            for name, fields in needs.fields.items()
-            for one in fields
-            if one.isdigit()
-        ]
+        counters = [one for name in needs.stripes for one in needs.counters(name)]
         left = [self._counters.get(place) for place in counters]
         # Only what raises a counter can take a lock.
         taken = names - self._memory.keys() if counters else set()
@@ -446,13 +440,7 @@ class ZooKeeper(CompareAndSwapStore):
         for name in heads.keys() - self._heads.keys():
             transaction.create(_birth(name, heads[name].birth))
         self._add_messages(transaction, changes.messages)
-        # The reply tells the time. If that lies outside of the bounds, the end of a
-        # lock may have been written too early. Then the scripts run again, which is
-        # harmless for a holder, as after a lost reply.
-        has_end = any(
-            one.expires_at_ms is not None and one.name in needs.own
-            for one in changes.written.values()
-        )
+        has_end = writes_end(changes, needs)
         if has_end:
             transaction.set_data(_KEYS, b"")
         is_done, is_time_right = self._committed(transaction)
@@ -569,19 +557,17 @@ class ZooKeeper(CompareAndSwapStore):
 
     def _checked(self, needs: Needs, changed: set[bytes]) -> list[tuple[bytes, bytes]]:
         """Return the znodes that decided, and must be as they were read."""
-        parts = {
-            name: {HEAD, *(b"." + one for one in fields)}
-            for name, fields in needs.fields.items()
-            if name not in needs.names
-        }
-        whole = (needs.exclusive | changed) - parts.keys()
+        parts = needs.parts
+        counters = {one for name in parts for one in needs.counters(name)}
+        whole = (needs.exclusive | changed) - parts
         return [
             (name, field)
             for name, field in self._versions
             # A head that is missing stands for its members, too.
             if (field == HEAD or name in self._heads)
             and (
-                field in parts.get(name, ())
+                (name in parts and field == HEAD)
+                or (name, field) in counters
                 or (name in whole and (field == HEAD or self._is_hash(name)))
             )
         ]
@@ -718,9 +704,10 @@ def _started(url: str, timeout: float) -> KazooClient:
     Raises:
         StoreError: No server answers, or the chroot does not exist.
     """
-    login = _login(url)
+    login = login_in(url) if "@" in urlsplit(url).netloc else None
+    hosts = ",".join(f"{host}:{port}" for host, port in servers_in(url, _PORT))
     client = KazooClient(
-        hosts=",".join(f"{host}:{port}" for host, port in _servers(url)),
+        hosts=hosts,
         handler=_Handler(),
         timeout=_SESSION,
         connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=0.5),
@@ -768,34 +755,8 @@ def _end(client: KazooClient) -> None:
         client.close()
 
 
-def _servers(url: str) -> list[tuple[str, int]]:
-    """Return host and port of all servers.
-
-    Raises:
-        ValueError: There is none, a port is no number, or the URL has options.
-    """
-    if urlsplit(url).query:
-        raise ValueError("there are no options, and no TLS")
-    servers = []
-    for one in urlsplit(url).netloc.rpartition("@")[2].split(","):
-        host, _, port = one.strip().rpartition(":") if ":" in one else (one, "", "")
-        if not host or (port and not port.isdecimal()):
-            raise ValueError("write the servers as host:port,host:port")
-        servers.append((host, int(port or _PORT)))
-    return servers
-
-
 def _chroot(url: str) -> str:
     return unquote(urlsplit(url).path.rstrip("/"))
-
-
-def _login(url: str) -> tuple[str, str] | None:
-    """Return the user and the password of a URL."""
-    user, at, _ = urlsplit(url).netloc.rpartition("@")
-    if not at:
-        return None
-    name, _, password = user.partition(":")
-    return unquote(name), unquote(password)
 
 
 class _Head(NamedTuple):

@@ -19,7 +19,7 @@ from celery_redlock.basics.resp import ErrorReply, new_reader, pack
 from celery_redlock.members.view import CLOSED as PREFIX
 from celery_redlock.scripts import ALL_SCRIPTS, GRANTED
 from celery_redlock.scripts.keyspace import WrongType
-from celery_redlock.stores.needs import needs_of
+from celery_redlock.stores.needs import Needs
 from celery_redlock.testing import FakeClock, MemoryNode
 from celery_redlock.wire.url import parse_node
 from tests.harness.store_nodes import Front
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from celery_redlock.basics.clock import Clock
     from celery_redlock.devnodes import DevNode
     from celery_redlock.scripts import Script
-    from celery_redlock.stores.needs import Needs
 
 TOKEN, OTHER = "base-a.try-1", "base-b.try-1"
 HOLDER_INFO = "task\nid\nhost\n1\n2.000"
@@ -531,7 +530,9 @@ class MemorySubject(Subject):
         if script is scripts.EXTEND:  # its last key is [seldom]
             watched.asked_for.add(_words(keys)[-1])
         if script in ALL_SCRIPTS:
-            watched.check(needs_of(script.name, _words(keys), _words(args)))
+            needs = Needs()
+            needs.add(script.name, _words(keys), _words(args))
+            watched.check(needs)
         return reply
 
     def restart(self, *, keep_memory: bool) -> None:

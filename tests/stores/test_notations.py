@@ -99,7 +99,7 @@ def test_connection_of_django_is_a_node() -> None:
         (["postgresql://u:secret@db:x/app"], "cannot be used: its port must be a num"),
         (["postgresql://u:secret@[db/app"], "it is no URL of PostgreSQL"),
         (["postgresql://u:secret@db/app?options=-c x=y"], "%20 for a blank"),
-        (["etcd://u:secret@a:x"], "write the members as host:port,host:port"),
+        (["etcd://u:secret@a:x"], "write the servers as host:port,host:port"),
         (["etcd://"], "host:port,host:port"),
         (["etcd://u:secret@a:2379,"], "host:port,host:port"),
         (["etcd://u:secret@a:2379/shop"], "has no path"),
