@@ -73,6 +73,9 @@ class Process:
 
     Not thread-safe. Its attributes may change while it does not run.
 
+    Attributes:
+        is_paused: Whether `pause` has stopped it.
+
     Args:
         name: Its name in errors.
         command: The program, as a path or a name on PATH, and its arguments.
@@ -97,6 +100,7 @@ class Process:
         self.log = log
         self.ready_text = ready
         self.environment = dict(environment or {})
+        self.is_paused = False
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
@@ -196,13 +200,16 @@ class Process:
         """Stop the process and its children (SIGSTOP); return when it is stopped."""
         self._signal_group("SIGSTOP")
         self._wait_for_stop()
+        self.is_paused = True
 
     def resume(self) -> None:
         """Let the process and its children go on (SIGCONT)."""
         self._signal_group("SIGCONT")
+        self.is_paused = False
 
     def kill(self) -> None:
         """End the process and its children at once (SIGKILL), paused or not."""
+        self.is_paused = False
         if self._process is not None:
             self._signal_group("SIGKILL")
             self._process.wait()

@@ -26,9 +26,11 @@ from celery_redlock.stores.connection import store_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.devnodes.stores.server import StoreServer, StoreServers
+    from celery_redlock.devnodes.stores.cluster import Cluster
+    from celery_redlock.devnodes.stores.postgresql import PostgreSQL
+    from celery_redlock.devnodes.stores.server import StoreServer
 
-_SERVERS: dict[str, tuple[str, Callable[..., StoreServers]]] = {
+_SERVERS: dict[str, tuple[str, Callable[..., Cluster | PostgreSQL]]] = {
     "postgresql": ("PostgreSQL", installed_postgresql),
     "etcd": ("etcd", Etcd),
     "zookeeper": ("ZooKeeper", ZooKeeper),

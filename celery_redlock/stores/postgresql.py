@@ -190,15 +190,8 @@ class PostgreSQL:
             self.close()
             raise
 
-    @classmethod
-    def name_of(cls, url: str) -> str:
-        """Return ``host:port/database``."""
-        return postgresql_url.name_of(url)
-
-    @classmethod
-    def hosts_of(cls, url: str) -> list[str]:
-        """Return the hosts; none for a unix socket."""
-        return postgresql_url.hosts_of(url)
+    name_of = staticmethod(postgresql_url.name_of)
+    hosts_of = staticmethod(postgresql_url.hosts_of)
 
     @classmethod
     def prepare(cls, url: str, timeout: float) -> None:

@@ -86,9 +86,9 @@ _TELL = f" RETURNING 1) {_TOLD} FROM now"
 # If it is not so, also the cells: what takes a lock is often refused.
 _TELL_AND_READ = (
     f" RETURNING 1) {_TOLD}, "  # noqa: S608
-    "NULL::bytea, NULL::bytea, NULL::text, NULL::bytea, NULL::bigint FROM now "
-    "UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, "
-    "name, field, cell.kind, cell.value, cell.expires_at "
+    "NULL::bytea, NULL::bytea, NULL::text, NULL::bytea, NULL::float8, NULL::bigint "
+    "FROM now UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, "
+    "name, field, cell.kind, cell.value, NULL, cell.expires_at "
     "FROM unnest($5::bytea[], $6::bytea[]) AS each (name, field) "
     f"CROSS JOIN {_found('kind, value, expires_at')} AS cell "
     "WHERE NOT EXISTS (SELECT FROM so)"
@@ -405,18 +405,6 @@ def changed(result: PGresult) -> Changed:
     """Return what the result of `change` says."""
     get = result.get_value
     now, place, process, is_so, rows = [get(0, at) or b"" for at in range(5)]
-    cells = [
-        Cell(
-            get(row, 5) or b"",
-            get(row, 6) or b"",
-            (get(row, 7) or b"").decode(),
-            get(row, 8),
-            None,
-            _number(get(row, 9)),
-        )
-        for row in range(1, result.ntuples)
-    ]
-    has_read = result.nfields > 5  # noqa: PLR2004
     from_bytes = int.from_bytes
     return Changed(
         from_bytes(now, "big"),
@@ -424,22 +412,27 @@ def changed(result: PGresult) -> Changed:
         from_bytes(process, "big"),
         is_so == b"\x01",
         from_bytes(rows, "big"),
-        cells if has_read else None,
+        [*_cells(result, 1, range(5, 11))] if result.nfields > 5 else None,  # noqa: PLR2004
     )
 
 
 def cells_of(result: PGresult) -> Iterator[Cell]:
     """Yield the cells of a result."""
+    return _cells(result, 0, range(6))
+
+
+def _cells(result: PGresult, first: int, columns: Sequence[int]) -> Iterator[Cell]:
+    """Yield the cells in the rows from the first on, which are in these columns."""
     get = result.get_value
-    for row in range(result.ntuples):
-        score = get(row, 4)
+    for row in range(first, result.ntuples):
+        name, field, kind, value, score, ends = [get(row, at) for at in columns]
         yield Cell(
-            get(row, 0) or b"",
-            get(row, 1) or b"",
-            (get(row, 2) or b"").decode(),
-            get(row, 3),
+            name or b"",
+            field or b"",
+            (kind or b"").decode(),
+            value,
             None if score is None else _DOUBLE.unpack(score)[0],
-            _number(get(row, 5)),
+            _number(ends),
         )
 
 

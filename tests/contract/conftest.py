@@ -67,7 +67,7 @@ def postgresql_store() -> Iterator[str]:
     """Give the URL of a PostgreSQL with our table."""
     store = _driver_of("postgresql")
     with postgresql(PostgreSQL) as server:
-        url = server.plain_url
+        url = server.store_url
         store.prepare(url, 5.0)
         yield url
 

@@ -29,13 +29,13 @@ SHORT: dict[str, Any] = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.15}
 def primary() -> Iterator[Primary]:
     """Give a server that this test may crash."""
     with postgresql(Primary) as server:
-        Store.prepare(server.plain_url, 5.0)
+        Store.prepare(server.store_url, 5.0)
         yield server
 
 
 def service(server: Primary, **options: Any) -> Redlock:
     """Return a service on this server, under the one name that clients agree on."""
-    node = {"url": server.plain_url, "name": "database"}
+    node = {"url": server.store_url, "name": "database"}
     return Redlock([node], **{"node_timeout": 5.0, **options})
 
 
@@ -61,7 +61,7 @@ def test_lock_outlives_a_crash_after_a_reload(primary: Primary, key: str) -> Non
     with closing(service(primary)) as redlock, closing(service(primary)) as rival:
         redlock.initialize()
         redlock.release(redlock.acquire(key))
-        with psycopg.connect(primary.plain_url, autocommit=True) as connection:
+        with psycopg.connect(primary.store_url, autocommit=True) as connection:
             connection.execute("ALTER SYSTEM SET synchronous_commit = off")
             connection.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
             connection.execute("SELECT pg_reload_conf()")
@@ -84,7 +84,7 @@ def test_restored_table_repeats_no_fence(primary: Primary, key: str) -> None:
     """Nothing tells that old rows came back. Both hold the lock, and one write wins."""
     with closing(service(primary)) as redlock, closing(service(primary)) as rival:
         redlock.initialize()
-        with psycopg.connect(primary.plain_url, autocommit=True) as connection:
+        with psycopg.connect(primary.store_url, autocommit=True) as connection:
             connection.execute("CREATE TABLE old AS SELECT * FROM redlock_keys")
             first = redlock.acquire(key)
             connection.execute("DELETE FROM redlock_keys")
@@ -95,12 +95,12 @@ def test_restored_table_repeats_no_fence(primary: Primary, key: str) -> None:
 
 def test_database_without_an_encoding_is_understood(primary: Primary) -> None:
     """Its texts come as bytes, unless the client asks for an encoding."""
-    with psycopg.connect(primary.plain_url, autocommit=True) as connection:
+    with psycopg.connect(primary.store_url, autocommit=True) as connection:
         connection.execute(
             "CREATE DATABASE ascii TEMPLATE template0 ENCODING 'SQL_ASCII' "
             "LC_COLLATE 'C' LC_CTYPE 'C'"
         )
-        url = primary.plain_url.replace("/postgres", "/ascii")
+        url = primary.store_url.replace("/postgres", "/ascii")
         Store.prepare(url, 5.0)
         connection.execute(
             "ALTER DATABASE ascii SET default_transaction_read_only TO on"
@@ -168,7 +168,7 @@ def test_grant_waits_for_the_synchronous_standby(
     """Also where other transactions do not. Here the standby never comes."""
     with closing(service(primary, **SHORT)) as redlock:
         redlock.initialize()
-    with psycopg.connect(primary.plain_url, autocommit=True) as connection:
+    with psycopg.connect(primary.store_url, autocommit=True) as connection:
         connection.execute(f"ALTER ROLE redlock SET synchronous_commit = {commits}")
         connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
         connection.execute("SELECT pg_reload_conf()")
@@ -187,7 +187,7 @@ def test_doctor_tells_of_standbys(primary: Primary) -> None:
     """A user who may not know their kind is told so, and not that there are none."""
     asynchronous = "has 1 standby that it does not wait for"
     unknown = "has standbys, and does not tell our user whether it waits for them"
-    with psycopg.connect(primary.plain_url, autocommit=True) as connection:
+    with psycopg.connect(primary.store_url, autocommit=True) as connection:
         connection.execute("CREATE ROLE plain LOGIN")
         connection.execute(Store.grants.format(user="plain"))
         with closing(service(primary)) as redlock:
@@ -198,7 +198,7 @@ def test_doctor_tells_of_standbys(primary: Primary) -> None:
             streams = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
             until(lambda: connection.execute(streams).fetchone())
             for user, fact in (("redlock", asynchronous), ("plain", unknown)):
-                url = primary.plain_url.replace("redlock@", f"{user}@")
+                url = primary.store_url.replace("redlock@", f"{user}@")
                 node = {"url": url, "name": "database"}
                 with closing(Redlock([node], node_timeout=5.0)) as redlock:
                     found = {one.code: one.fact for one in diagnose(redlock)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kazoo.exceptions import ConnectionLoss
@@ -18,9 +18,6 @@ from tests.conftest import missing
 from tests.harness.servers import Etcd
 from tests.harness.store_nodes import store_servers
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _fill(store: Any) -> None:
@@ -103,14 +100,14 @@ def test_error_of_a_sweep_hides_no_commit(
 
 
 @pytest.mark.long
-def test_etcd_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_etcd_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ended keys behind the first part that a sweep reads are deleted, too."""
     if not shutil.which("etcd"):
         missing("etcd is not installed: on Debian, apt-get install etcd-server")
     monkeypatch.setattr(etcd, "_SWEEP_EVERY", 0.0)
     monkeypatch.setattr(etcd, "_SWEPT", 5)
     monkeypatch.setattr(etcd, "_ENDED_MS", 0)
-    cluster = Etcd(tmp_path, members=1)
+    cluster = Etcd(members=1)
     try:
         cluster.start()
         with closing(etcd.Etcd(cluster.url, 5.0)) as store:

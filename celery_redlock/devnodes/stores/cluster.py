@@ -29,7 +29,6 @@ class ClusterServer(StoreServer):
 
     def __init__(self, cluster: Cluster, number: int) -> None:
         self._cluster = cluster
-        self._is_paused = False
         name = f"{cluster.scheme}-{number}"
         super().__init__(name, [], log=Path(), ready=cluster.ready_text)
 
@@ -37,11 +36,6 @@ class ClusterServer(StoreServer):
     def store_url(self) -> str:
         """The URL of the whole cluster."""
         return self._cluster.url
-
-    @property
-    def can_answer(self) -> bool:
-        """Whether the process exists and is not paused."""
-        return self.is_running and not self._is_paused
 
     def launch(self) -> None:
         """Start the process and return at once."""
@@ -60,21 +54,6 @@ class ClusterServer(StoreServer):
         if self._cluster.has_majority:
             self.wait_until_ready()
 
-    def pause(self) -> None:
-        """Stop the process (SIGSTOP)."""
-        super().pause()
-        self._is_paused = True
-
-    def resume(self) -> None:
-        """Continue the process after `pause`."""
-        super().resume()
-        self._is_paused = False
-
-    def kill(self) -> None:
-        """End the process at once (SIGKILL), paused or not."""
-        super().kill()
-        self._is_paused = False
-
 
 class Cluster:
     """Servers that elect a leader. Subclasses say how a member is started.
@@ -83,11 +62,9 @@ class Cluster:
         scheme: The scheme of its URL.
         ready_text: What a member prints when it answers.
         members: The servers.
-        folder: Where data and logs go.
+        folder: Where data and logs go, from the start until `stop`.
 
     Args:
-        folder: An existing folder for data and logs; by default a temporary one, which
-            `stop` removes.
         members: How many servers.
         durable: Whether a commit waits for the disk. Only a crash of the machine makes
             a difference, and not that of a server.
@@ -99,14 +76,11 @@ class Cluster:
     scheme = ""
     ready_text = ""
 
-    def __init__(
-        self, folder: Path | None = None, members: int = 3, *, durable: bool = False
-    ) -> None:
+    def __init__(self, members: int = 3, *, durable: bool = False) -> None:
         self._check_installed()
         self.members = [ClusterServer(self, number) for number in range(members)]
-        self.folder = folder or Path()
+        self.folder = Path()
         self._durable = durable
-        self._is_temporary = folder is None
 
     @property
     def ports(self) -> list[int]:
@@ -121,8 +95,8 @@ class Cluster:
     @property
     def has_majority(self) -> bool:
         """Whether more than half of the servers run, and are not paused."""
-        running = sum(member.can_answer for member in self.members)
-        return 2 * running > len(self.members)
+        running = [one for one in self.members if one.is_running and not one.is_paused]
+        return 2 * len(running) > len(self.members)
 
     def start(self) -> None:
         """Start all servers that do not run, and return when all answer.
@@ -135,9 +109,7 @@ class Cluster:
         if all(self.ports):
             self._start_all()
             return
-        if self._is_temporary:
-            name = f"redlock-{self.scheme}-"
-            self.folder = Path(tempfile.mkdtemp(prefix=name))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"redlock-{self.scheme}-"))
         for tries_left in reversed(range(_PORT_TRIES)):
             self._choose_ports()
             try:
@@ -153,7 +125,7 @@ class Cluster:
     def stop(self) -> None:
         """End all servers, paused or not, and remove their data."""
         self._forget()
-        if self._is_temporary and self.folder.name:
+        if self.folder.name:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = Path()
 

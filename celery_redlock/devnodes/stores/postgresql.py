@@ -63,17 +63,12 @@ class PostgreSQL(StoreServer):
     @property
     def url(self) -> str:
         """The URL in SQLAlchemy's notation."""
-        return self.plain_url.replace("postgresql", "postgresql+psycopg")
-
-    @property
-    def plain_url(self) -> str:
-        """The URL in the notation of PostgreSQL."""
-        return f"postgresql://{_USER}@127.0.0.1:{self.port}/postgres"
+        return self.store_url.replace("postgresql", "postgresql+psycopg")
 
     @property
     def store_url(self) -> str:
-        """The URL for ``redlock_nodes``."""
-        return self.plain_url
+        """The URL for ``redlock_nodes``, in the notation of PostgreSQL."""
+        return f"postgresql://{_USER}@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
         """Start the server and return when it answers; create its database before.

@@ -1,13 +1,8 @@
-"""The servers of a store, as a `DevStore` uses them."""
+"""A server of a store, as a `DevStore` uses it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 from celery_redlock.devnodes.processes import Process
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class StoreServer(Process):
@@ -27,17 +22,3 @@ class StoreServer(Process):
     def end(self) -> None:
         """End the server, paused or not. Its data stay."""
         self.kill()
-
-
-class StoreServers(Protocol):
-    """All servers of a store."""
-
-    @property
-    def members(self) -> Sequence[StoreServer]:
-        """The servers, in the order of the URL."""
-
-    def start(self) -> None:
-        """Start all servers, and return when the store answers."""
-
-    def stop(self) -> None:
-        """End all servers, and remove their data."""
