@@ -99,6 +99,7 @@ def test_sweep_spares_the_next_lock_of_that_name(
     late, others = connect(), connect()
     lock = b"late:swept"
     others.run([[b"SET", lock, b"ended", b"PX", b"1"]])
+    until(lambda: late.run([[b"GET", lock]]) == [None], what="its end, by both clocks")
     path = zookeeper._path(lock, b"")  # noqa: SLF001  (which shard it is in)
     shard = int(path.split("/")[3], 16)
     monkeypatch.setattr(zookeeper, "_SWEEP_EVERY", 0.0)
