@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,12 +63,8 @@ def ls(
     if watch:
         session.watch(lambda: frame(scan(session.redlock, pattern)), every)
         return DONE
-    gc.disable()  # saves a fifth of the time with very many locks: there is no garbage
-    try:
-        seen = scan(session.redlock, pattern)
-        session.tell(*frame(seen))
-    finally:
-        gc.enable()
+    seen = scan(session.redlock, pattern)
+    session.tell(*frame(seen))
     return DONE if seen.has_quorum else ERROR
 
 

@@ -257,11 +257,7 @@ def node_status(redlock: Redlock) -> list[NodeStatus]:
 
 
 def _look(redlock: Redlock) -> list[NodeStatus]:
-    nodes = each_node(
-        redlock.addresses,
-        lambda client: _status_of(client, redlock.guard),
-        timeout=redlock.timing.connect_timeout,
-    )
+    nodes = each_answering(redlock, lambda client: _status_of(client, redlock.guard))
     return [
         nodes.results.get(label) or _silent(label, nodes.unseen[label])
         for label in redlock.labels
@@ -269,9 +265,11 @@ def _look(redlock: Redlock) -> list[NodeStatus]:
 
 
 def each_answering(
-    redlock: Redlock, nodes: Iterable[NodeStatus], visit: Callable[[NodeClient], T]
+    redlock: Redlock,
+    visit: Callable[[NodeClient], T],
+    nodes: Iterable[NodeStatus] = (),
 ) -> PerNode[T]:
-    """Call a function for all nodes that have answered; see ``each_node``."""
+    """Call a function for all nodes, but those that are silent; see ``each_node``."""
     silent = {it.label: it.reason for it in nodes if it.state is NodeState.SILENT}
     addresses = [it for it in redlock.addresses if it.name not in silent]
     visited = each_node(addresses, visit, timeout=redlock.timing.connect_timeout)
@@ -328,7 +326,7 @@ def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
         )
         return replace(report, denied=denied, unknown=unknown)
 
-    nodes = each_answering(redlock, statuses, visit)
+    nodes = each_answering(redlock, visit, statuses)
     return [
         nodes.results.get(label) or _unreachable(label, nodes.unseen[label])
         for label in redlock.labels

@@ -33,13 +33,13 @@ from typing import TYPE_CHECKING
 from celery_redlock.basics.text import on_nodes, printable_line
 from celery_redlock.errors import RedlockError
 from celery_redlock.locks.forced_release import MOST_FIELD, ForcedRelease
-from celery_redlock.operations.inspect import holder_in, lock_status
+from celery_redlock.operations.inspect import each_answering, holder_in, lock_status
 from celery_redlock.operations.scan import other_permits
 from celery_redlock.operations.words import duration, instant, since
 from celery_redlock.records.forced_releases import force_release_words
 from celery_redlock.scripts import FORCE_RELEASE, GRANTED, RELEASE_CLAIM
 from celery_redlock.scripts.keys import keys_of
-from celery_redlock.wire.client import BATCH, each_node
+from celery_redlock.wire.client import BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -352,8 +352,7 @@ def release(
         ]
         return [GRANTED, 0] in client.ask(*commands)
 
-    timeout = redlock.timing.connect_timeout
-    nodes = each_node(redlock.addresses, visit, timeout=timeout)
+    nodes = each_answering(redlock, visit)
     return Released(key, holders_text(values), nodes, redlock.quorum, operator)
 
 
@@ -388,6 +387,5 @@ def release_found(redlock: Redlock, found: Scan) -> tuple[int, dict[str, str]]:
             }
         return released
 
-    timeout = redlock.timing.connect_timeout
-    nodes = each_node(redlock.addresses, visit, timeout=timeout)
+    nodes = each_answering(redlock, visit)
     return len(set().union(*nodes.results.values())), nodes.unseen

@@ -33,7 +33,6 @@ from celery_redlock.operations.inspect import (
 )
 from celery_redlock.scripts import INSPECT, TAKEN
 from celery_redlock.scripts.keys import PERMIT, START
-from celery_redlock.wire.client import each_node
 from celery_redlock.wire.quorum import quorum_of
 from celery_redlock.wire.requests import all_answered
 
@@ -226,7 +225,7 @@ def scan(redlock: Redlock, pattern: str = "*", kind: Kind = "lock") -> Scan:
                         if not can_tell[client.label]:
                             unsure_votes[key, text] += 1
 
-    visited = each_answering(redlock, nodes, visit)
+    visited = each_answering(redlock, visit, nodes)
     nodes = [
         replace(node, state=NodeState.SILENT, reason=visited.unseen[node.label])
         if node.label in visited.unseen
@@ -354,8 +353,7 @@ def keys_without_ttl(redlock: Redlock) -> PerNode[list[str]]:
                     found.add(_text(key))
         return sorted(found)
 
-    timeout = redlock.timing.connect_timeout
-    return each_node(redlock.addresses, visit, timeout=timeout)
+    return each_answering(redlock, visit)
 
 
 def lock_holder(value: str) -> Holder:

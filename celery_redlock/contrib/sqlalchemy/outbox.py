@@ -15,7 +15,6 @@ In the body of a task with ``exactly_once_in`` the session is that of the call.
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -37,13 +36,18 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.schema import BLANK_SCHEMA
 
-from celery_redlock.contrib.sqlalchemy.records import SqlAlchemyRecords, open_session
+from celery_redlock.contrib.sqlalchemy.records import (
+    SqlAlchemyRecords,
+    in_utc,
+    open_session,
+)
 from celery_redlock.effects.call_records import now
 from celery_redlock.effects.outbox import OutboxMessage
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from datetime import datetime
 
 _NAME = "celery_redlock_message"
 # In the ``info`` of a session: what to call, with the ids of messages.
@@ -156,7 +160,7 @@ class SqlAlchemyMessages:
         asked = select(func.count(), func.min(_TABLE.c.written_at)).select_from(_TABLE)
         with self._records.new_session() as session:
             count, oldest = session.execute(asked).one()
-        return count, oldest and _in_utc(oldest)
+        return count, oldest and in_utc(oldest)
 
     def _make_another(self) -> Any:
         made = self._make()
@@ -164,13 +168,7 @@ class SqlAlchemyMessages:
 
 
 def _message(row: Any) -> OutboxMessage:
-    return OutboxMessage(**{**row._asdict(), "written_at": _in_utc(row.written_at)})
-
-
-def _in_utc(moment: datetime) -> datetime:
-    if moment.tzinfo is None:  # SQLite stores no zone
-        return moment.replace(tzinfo=timezone.utc)
-    return moment.astimezone(timezone.utc)
+    return OutboxMessage(**{**row._asdict(), "written_at": in_utc(row.written_at)})
 
 
 @event.listens_for(Session, "after_commit")

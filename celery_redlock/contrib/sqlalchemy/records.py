@@ -290,10 +290,15 @@ def _find(session: Session, record_id: str) -> CallRecord | None:
         return None
     found = row._asdict()
     for name in ("recorded_at", "keep_until"):
-        if found[name].tzinfo is None:  # SQLite stores no zone
-            found[name] = found[name].replace(tzinfo=timezone.utc)
-        found[name] = found[name].astimezone(timezone.utc)
+        found[name] = in_utc(found[name])
     return CallRecord(**found)
+
+
+def in_utc(moment: datetime) -> datetime:
+    """Return a moment that was stored, in UTC."""
+    if moment.tzinfo is None:  # SQLite stores no zone
+        return moment.replace(tzinfo=timezone.utc)
+    return moment.astimezone(timezone.utc)
 
 
 def _refuse_missing_table(session: Session, error: Exception) -> None:
