@@ -24,22 +24,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.testing import FakeClock
 
-__all__ = [
-    "Beat",
-    "Broker",
-    "Project",
-    "RecordingPersistentScheduler",
-    "RecordingScheduler",
-    "Schedule",
-    "Sent",
-    "Site",
-    "at",
-    "crontabs",
-    "every",
-    "run",
-    "us",
-]
-
 Schedule = Callable[[], Mapping[str, Any]]
 
 NOON = "2026-11-21T12:00:00+00:00"

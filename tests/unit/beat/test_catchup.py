@@ -22,8 +22,8 @@ from tests.unit.beat.support import (
     Site,
     at,
     every,
-    run,
 )
+from tests.unit.election.support import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

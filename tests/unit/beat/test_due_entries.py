@@ -23,9 +23,9 @@ from tests.unit.beat.support import (
     Schedule,
     Site,
     crontabs,
-    run,
     us,
 )
+from tests.unit.election.support import run
 
 BERLIN = "Europe/Berlin"
 

@@ -20,9 +20,9 @@ from tests.unit.beat.support import (
     Site,
     crontabs,
     every,
-    run,
     us,
 )
+from tests.unit.election.support import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,8 +18,8 @@ from tests.unit.beat.support import (
     RecordingScheduler,
     Site,
     crontabs,
-    run,
 )
+from tests.unit.election.support import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -182,6 +182,7 @@ class Address:
         name: The name of the node.
         coming: The next connections; an exception is one that fails.
         tries: How many connections were tried.
+        last: The connection that was made last.
         gate: While it is closed, connecting takes for ever.
     """
 
@@ -190,6 +191,7 @@ class Address:
         self.is_store = False
         self.coming = list(coming)
         self.tries = 0
+        self.last = Connection()
         self.gate = threading.Event()
         self.gate.set()
 
@@ -201,6 +203,7 @@ class Address:
             self.coming.pop(0) if self.coming else ConnectionRefusedError("refused")
         )
         if isinstance(coming, Connection):
+            self.last = coming
             return coming
         failed = Connection()
         failed.failure = coming
@@ -280,6 +283,22 @@ class Stage:
     def ask(self, *requests: ScriptRequest) -> None:
         """Send these requests together."""
         self.node.send(requests, 0)
+
+    def sends(self, key: str = "k") -> ScriptRequest:
+        """Send a request, and return it."""
+        asked = request(key)
+        self.ask(asked)
+        return asked
+
+    def answers(self, *replies: Any) -> None:
+        """Let these replies arrive together, and read them."""
+        self.address.last.sock.replies(*replies)
+        self.node.receive()
+
+    def reads(self, incoming: bytes | BaseException) -> None:
+        """Let these bytes, none at the end, or this error arrive, and read them."""
+        self.address.last.sock.incoming.append(incoming)
+        self.node.receive()
 
 
 def said(asked: ScriptRequest) -> Any:

@@ -12,14 +12,15 @@ from celery_redlock.locking import lock
 from celery_redlock.locks.lease import drift_of
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.locks.watchdog import Watchdog
-from celery_redlock.wire.quorum import VoteKind
+from celery_redlock.wire.quorum import Ballot, VoteKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from celery_redlock.locks.lease import Lease
     from celery_redlock.testing import FakeClock, FakeNodes
-    from celery_redlock.wire.quorum import Ballot
+    from celery_redlock.wire.quorum import Vote
 
 TTL = 10.0  # seconds, of the fixture `redlock`
 VALIDITY = TTL - drift_of(TTL)
@@ -171,9 +172,25 @@ def counters(nodes: FakeNodes, field: bytes = STRIPE_OF_K) -> list[int]:
     ]
 
 
+def ballot_of(votes: Sequence[Vote | None], labels: Sequence[str] = ()) -> Ballot:
+    """Return a ballot with these votes; None is an outstanding one."""
+    ballot = Ballot(labels or [f"node-{index}" for index in range(len(votes))])
+    for index, vote in enumerate(votes):
+        if vote is not None:
+            ballot.cast(index, vote)
+    return ballot
+
+
 def kinds(ballot: Ballot) -> list[VoteKind | None]:
     """Return how each node voted."""
     return [vote.kind if vote else None for vote in ballot.votes]
+
+
+def outlast_quarantine(site: Site, *indexes: int) -> None:
+    """Restart these nodes, notice it, and let their quarantine pass."""
+    restart(site.nodes, *indexes)
+    site.redlock.check()
+    site.clock.advance(OVER)
 
 
 def restart(nodes: FakeNodes, *indexes: int, keep_memory: bool = False) -> None:

@@ -63,16 +63,6 @@ def test_successor_learns_what_was_sent(record: SlotRecord, nodes: FakeNodes) ->
     assert learnt.upto("never sent") is None
 
 
-def test_record_only_grows(record: SlotRecord, nodes: FakeNodes) -> None:
-    """A late note of an earlier leader takes nothing back."""
-    late = successor(nodes)
-    record.note({"e": NOON + SECOND})
-
-    late.note({"e": NOON})
-
-    assert successor(nodes).upto("e") == NOON + SECOND
-
-
 def test_schedules_have_records_of_their_own(site: Site, record: SlotRecord) -> None:
     """Two projects on the same nodes may both call an entry "cleanup"."""
     record.note({"cleanup": NOON})

@@ -12,7 +12,7 @@ from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit
 from celery_redlock.scripts.keys import key_of
-from tests.unit.lock.support import Site, asked, restart
+from tests.unit.lock.support import Site, asked, outlast_quarantine, restart
 
 if TYPE_CHECKING:
     from celery_redlock.line.claims import ExistingJob
@@ -51,9 +51,7 @@ def test_new_publisher_learns_the_view_with_one_more_request(nodes: FakeNodes) -
 def test_publisher_follows_a_replacement(site: Site) -> None:
     """It claims in the view that has the new member, and nothing in the old one."""
     publisher = site.nodes.another_client().redlock()
-    restart(site.nodes, 0)
-    site.redlock.check()
-    site.clock.advance(OVER)
+    outlast_quarantine(site, 0)
     site.redlock.check()
     assert publisher.guard.view != site.redlock.guard.view
 

@@ -8,9 +8,9 @@ import pytest
 
 from celery_redlock.errors import RedlockError
 from celery_redlock.members.deployment import NodesReport, initialize
-from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
+from celery_redlock.wire.quorum import Vote, VoteKind
 from celery_redlock.wire.url import parse_node
-from tests.unit.lock.support import Site, restart
+from tests.unit.lock.support import Site, ballot_of, restart
 
 if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
@@ -53,10 +53,7 @@ UNUSED_PORT = "redis://:s3cr3t@127.0.0.1:1/0"  # port 1 is reserved
 
 def report(*votes: Vote) -> NodesReport:
     """Return a report of these votes."""
-    ballot = Ballot([f"node-{index}" for index in range(len(votes))])
-    for index, vote in enumerate(votes):
-        ballot.cast(index, vote)
-    return NodesReport(ballot)
+    return NodesReport(ballot_of(votes))
 
 
 def quarantined(seconds: float) -> Vote:

@@ -19,6 +19,7 @@ from tests.unit.lock.support import (
     Site,
     args_of,
     asked,
+    ballot_of,
     configure,
     new_client,
     restart,
@@ -64,15 +65,6 @@ def newcomer(view: View, place: int = 0, identity: str = NEW) -> NodeMembership:
     )
 
 
-def with_votes(view: View, votes: list[Vote | None]) -> Ballot:
-    """Return the ballot of a request that got these votes."""
-    ballot = Ballot(view.configuration.labels)
-    for index, vote in enumerate(votes):
-        if vote is not None:
-            ballot.cast(index, vote)
-    return ballot
-
-
 def refusal_with(view: View) -> Vote:
     """Return the vote of a node that has this view, and refuses any other one."""
     return Vote(VoteKind.REFUSED, value=str(view))
@@ -101,7 +93,7 @@ def test_view_that_most_nodes_tell_is_adopted(guard: RestartGuard, view: View) -
     told = [refusal_with(view)] * 3 + [refusal_with(later)] * 2
     assert str(later) > str(view)
 
-    assert guard.adopt(with_votes(view, [*told]))
+    assert guard.adopt(ballot_of([*told], view.configuration.labels))
 
     assert guard.view == view
 
@@ -112,7 +104,9 @@ def test_only_views_of_one_epoch_are_merged(guard: RestartGuard, view: View) -> 
     grown = view.with_newcomer(view.configuration.labels[1], NEW)
     other = replace(view, epoch=6, members=tuple(Member(9, "07") for _ in range(5)))
 
-    assert guard.adopt(with_votes(view, [refusal_with(grown), refusal_with(other)]))
+    assert guard.adopt(
+        ballot_of([refusal_with(grown), refusal_with(other)], view.configuration.labels)
+    )
 
     assert guard.view == grown
 

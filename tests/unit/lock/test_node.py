@@ -72,9 +72,8 @@ def test_first_request_waits_for_the_connection(
     stage = Stage(clock, connection)
     stage.address.gate.clear()
     stage.maintain()
-    first, second = request("a"), request("b")
-    stage.ask(first)
-    stage.ask(second)
+    first = stage.sends("a")
+    stage.sends("b")
 
     stage.address.gate.set()
     stage.arrive()
@@ -147,8 +146,7 @@ def test_request_long_after_an_outage_waits_for_the_connection(
     stage.maintain()
 
     assert stage.node.is_connecting
-    asked = request()
-    stage.ask(asked)
+    stage.sends()
     stage.address.gate.set()
     stage.arrive()
     assert len(commands(connection.sock.sent)) == 1
@@ -198,19 +196,12 @@ def test_connect_thread_ends_when_it_is_done(clock: FakeClock) -> None:
 BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
-def test_replies_belong_to_the_requests_in_their_order(
-    stage: Stage, sock: Sock
-) -> None:
+def test_replies_belong_to_the_requests_in_their_order(stage: Stage) -> None:
     """A late reply is never taken for the reply to a later request."""
-    first, second = request("a"), request("b")
-    stage.ask(first)
-    stage.ask(second)
-    sock.replies([2, b"t", 1])
-    stage.node.receive()
+    first, second = stage.sends("a"), stage.sends("b")
+    stage.answers([2, b"t", 1])
     assert (said(first), said(second)) == ([2, b"t", 1], None)
-    sock.replies([3])
-
-    stage.node.receive()
+    stage.answers([3])
 
     assert said(second) == [3]
 
@@ -224,7 +215,7 @@ def test_requests_that_are_sent_together_are_one_send(stage: Stage, sock: Sock) 
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_reply_that_comes_in_pieces_is_one(stage: Stage, sock: Sock, size: int) -> None:
+def test_reply_that_comes_in_pieces_is_one(stage: Stage, size: int) -> None:
     """The network may split it anywhere."""
     first, second = request("a"), request("b")
     stage.ask(first, second)
@@ -232,19 +223,15 @@ def test_reply_that_comes_in_pieces_is_one(stage: Stage, sock: Sock, size: int) 
 
     for start in range(0, len(data), size):
         assert said(second) is None
-        sock.incoming.append(data[start : start + size])
-        stage.node.receive()
+        stage.reads(data[start : start + size])
 
     assert (said(first), said(second)) == ([2, b"token\nfacts", 900], [3])
 
 
-def test_reply_longer_than_a_read_is_read_to_its_end(stage: Stage, sock: Sock) -> None:
+def test_reply_longer_than_a_read_is_read_to_its_end(stage: Stage) -> None:
     """One call reads all bytes that have come."""
-    asked = request()
-    stage.ask(asked)
-    sock.replies([2, b"x" * 200_000, 1])
-
-    stage.node.receive()
+    asked = stage.sends()
+    stage.answers([2, b"x" * 200_000, 1])
 
     assert said(asked)[2] == 1
 
@@ -270,22 +257,18 @@ def test_tls_that_has_more_in_its_buffer_is_read_to_its_end(clock: FakeClock) ->
     first, second = request("a"), request("b")
     stage.ask(first, second)
     connection.sock.replies([3])
-    connection.sock.replies([2, b"t", 1])
-
-    stage.node.receive()
+    stage.answers([2, b"t", 1])
 
     assert (said(first), said(second)) == ([3], [2, b"t", 1])
     assert stage.node.facts
 
 
-def test_read_without_data_is_harmless(stage: Stage, sock: Sock) -> None:
+def test_read_without_data_is_harmless(stage: Stage) -> None:
     """A selector may be wrong."""
-    asked = request()
-    stage.ask(asked)
+    asked = stage.sends()
 
     stage.node.receive()
-    sock.replies([3])
-    stage.node.receive()
+    stage.answers([3])
 
     assert said(asked) == [3]
 
@@ -315,8 +298,7 @@ def test_command_that_does_not_fit_is_sent_when_there_is_room(
 def test_socket_that_takes_nothing_is_waited_for(stage: Stage, sock: Sock) -> None:
     """The whole command is sent once, later."""
     sock.room = 0
-    asked = request()
-    stage.ask(asked)
+    asked = stage.sends()
     stage.node.flush()
     assert said(asked) is None
 
@@ -347,14 +329,10 @@ NOSCRIPT = ErrorReply("NOSCRIPT No matching script. Please use EVAL.")
 
 def test_forgotten_script_is_sent_with_its_source(stage: Stage, sock: Sock) -> None:
     """After a restart, or SCRIPT FLUSH, the request is answered all the same."""
-    asked = request()
-    stage.ask(asked)
-    sock.replies(NOSCRIPT)
-    stage.node.receive()
+    asked = stage.sends()
+    stage.answers(NOSCRIPT)
     assert said(asked) is None
-    sock.replies([3])
-
-    stage.node.receive()
+    stage.answers([3])
 
     assert commands(sock.sent)[1][:2] == [b"EVAL", INSPECT.source.encode()]
     assert said(asked) == [3]
@@ -367,8 +345,7 @@ def test_forgotten_script_does_not_overtake_a_later_command(
     acquire, freed = request(), release(stage.clock)
     stage.ask(acquire)
     stage.ask(freed)
-    sock.replies(NOSCRIPT, 0)
-    stage.node.receive()
+    stage.answers(NOSCRIPT, 0)
 
     assert said(acquire) == "had lost its scripts"
     assert said(freed) == 0
@@ -378,14 +355,13 @@ def test_forgotten_script_does_not_overtake_a_later_command(
 
 
 def test_forgotten_script_does_not_overtake_a_release_of_one_of_its_keys(
-    stage: Stage, sock: Sock
+    stage: Stage,
 ) -> None:
     """The release of all permits begins with the first one, an acquire with its own."""
     acquire, freed = request("k##2"), release(stage.clock, key="k", more=("k##2",))
     stage.ask(acquire)
     stage.ask(freed)
-    sock.replies(NOSCRIPT, 0)
-    stage.node.receive()
+    stage.answers(NOSCRIPT, 0)
 
     assert said(acquire) == "had lost its scripts"
     assert said(freed) == 0
@@ -395,12 +371,8 @@ def test_forgotten_script_may_overtake_commands_of_other_keys(
     stage: Stage, sock: Sock
 ) -> None:
     """They have nothing to do with each other."""
-    first, second = request("a"), request("b")
-    stage.ask(first)
-    stage.ask(second)
-    sock.replies(NOSCRIPT, [3], [2, b"t", 1])
-
-    stage.node.receive()
+    first, second = stage.sends("a"), stage.sends("b")
+    stage.answers(NOSCRIPT, [3], [2, b"t", 1])
 
     assert commands(sock.sent)[2][0] == b"EVAL"
     assert (said(first), said(second)) == ([2, b"t", 1], [3])
@@ -440,32 +412,25 @@ def test_release_brings_its_source_to_a_node_that_forgot_its_scripts(
     stage, first = Stage(clock, connection), release(clock)
     stage.arrive()
     stage.ask(first)
-    connection.sock.replies(NOSCRIPT)
-    stage.node.receive()
+    stage.answers(NOSCRIPT)
 
     stage.ask(release(clock, key="other"))
 
     words = [command[0] for command in commands(connection.sock.sent)]
     assert words == [b"EVALSHA", b"EVAL", b"EVAL"]
-    connection.sock.replies(1, 0)
-    stage.node.receive()
+    stage.answers(1, 0)
     assert said(first) == 1
 
 
 @pytest.mark.parametrize("outcome", [("OK",), ErrorReply("OOM"), NOSCRIPT, b"sha"])
-def test_reply_to_a_script_load_is_ignored(
-    stage: Stage, sock: Sock, outcome: Any
-) -> None:
+def test_reply_to_a_script_load_is_ignored(stage: Stage, outcome: Any) -> None:
     """It is not taken for the reply to the next request."""
     stage.ask(request())
     stage.ask(release(stage.clock))
-    sock.replies(NOSCRIPT, 0)
-    stage.node.receive()
-    after = request("z")
-    stage.ask(after)
+    stage.answers(NOSCRIPT, 0)
+    after = stage.sends("z")
 
-    sock.replies(outcome, [3])
-    stage.node.receive()
+    stage.answers(outcome, [3])
 
     assert said(after) == [3]
     assert stage.node.facts
@@ -474,7 +439,7 @@ def test_reply_to_a_script_load_is_ignored(
 # -- suspects --------------------------------------------------------------------------
 
 
-def test_suspect_still_gets_requests(stage: Stage, sock: Sock) -> None:
+def test_suspect_still_gets_requests(stage: Stage) -> None:
     """Its late replies are entered in their requests, and end the suspicion."""
     first, second = request("a"), request("b")
     stage.ask(first)
@@ -482,8 +447,7 @@ def test_suspect_still_gets_requests(stage: Stage, sock: Sock) -> None:
     suspected = [stage.node.suspect]
     stage.ask(second)
     for _ in range(2):
-        sock.replies([3])
-        stage.node.receive()
+        stage.answers([3])
         suspected.append(stage.node.suspect)
 
     assert suspected == [True, True, False]  # until no reply is outstanding
@@ -495,8 +459,7 @@ def test_suspect_that_hangs_is_connected_to_anew(
 ) -> None:
     """After a long silence a second connection replaces the first."""
     again = stage.next_connection()
-    out = request()
-    stage.ask(out)
+    out = stage.sends()
     stage.node.mark_suspect(stage.clock.monotonic())
     stage.clock.advance(CONNECT_TIMEOUT)
     stage.arrive()
@@ -516,8 +479,7 @@ def test_suspect_that_answers_in_time_keeps_its_connection(
 ) -> None:
     """It answered while the second connection was made, which is closed."""
     again = stage.next_connection()
-    out = request()
-    stage.ask(out)
+    out = stage.sends()
     stage.node.mark_suspect(stage.clock.monotonic())
     stage.clock.advance(CONNECT_TIMEOUT + 0.01)
     connection.sock.replies([3])
@@ -532,8 +494,7 @@ def test_suspect_that_answers_in_time_keeps_its_connection(
 
 def test_suspect_is_dropped_in_the_end(stage: Stage, connection: Connection) -> None:
     """If no second connection can be made: after ten seconds."""
-    out = request()
-    stage.ask(out)
+    out = stage.sends()
     stage.node.mark_suspect(stage.clock.monotonic())
 
     stage.clock.advance(10.0)
@@ -575,11 +536,9 @@ def test_connection_that_ends_fails_all_open_requests(
     """They fail with the reason; the socket is closed and not watched."""
     first, second, later = request("a"), request("b"), request("c")
     stage.ask(first, second)
-    sock.replies([3])
-    stage.node.receive()
+    stage.answers([3])
 
-    sock.incoming.append(end)
-    stage.node.receive()
+    stage.reads(end)
     stage.ask(later)
 
     assert said(first) == [3]
@@ -594,9 +553,7 @@ def test_reply_to_no_request_ends_the_connection(stage: Stage, sock: Sock) -> No
     """It would be taken for the reply to the next request."""
     asked, later = request("a"), request("b")
     stage.ask(asked)
-    sock.replies([3], [3])
-
-    stage.node.receive()
+    stage.answers([3], [3])
     stage.ask(later)
 
     assert said(asked) == [3]
@@ -621,8 +578,7 @@ def test_send_that_fails_ends_the_connection(stage: Stage, sock: Sock) -> None:
 def test_flush_that_fails_ends_the_connection(stage: Stage, sock: Sock) -> None:
     """So do requests whose bytes are sent later."""
     sock.room = 1
-    asked = request()
-    stage.ask(asked)
+    asked = stage.sends()
     sock.failure = ConnectionResetError("reset by peer")
 
     stage.node.flush()
@@ -630,14 +586,11 @@ def test_flush_that_fails_ends_the_connection(stage: Stage, sock: Sock) -> None:
     assert said(asked) == "lost its connection: reset by peer"
 
 
-def test_connection_is_made_anew_after_its_end(
-    stage: Stage, connection: Connection
-) -> None:
+def test_connection_is_made_anew_after_its_end(stage: Stage) -> None:
     """The next use makes a new one, without a pause."""
     again = stage.next_connection()
     stage.clock.advance(1.0)
-    connection.sock.incoming.append(b"")
-    stage.node.receive()
+    stage.reads(b"")
     asked = request()
 
     stage.maintain()
@@ -703,8 +656,7 @@ def test_forked_child_does_not_touch_the_connection_of_its_parent(
     stage: Stage, connection: Connection
 ) -> None:
     """It sends no goodbye, and enters no failure in the parent's requests."""
-    asked = request()
-    stage.ask(asked)
+    asked = stage.sends()
 
     stage.node.forget()
 
@@ -796,8 +748,7 @@ def test_server_of_the_wrong_kind_is_checked_again(clock: FakeClock) -> None:
 
     clock.advance(1.0)
     stage.arrive()
-    asked = request()
-    stage.ask(asked)
+    stage.sends()
 
     assert replica.is_disconnected
     assert len(commands(master.sock.sent)) == 1

@@ -186,14 +186,13 @@ def test_refusal_of_the_first_send_leaves_the_second() -> None:
 
 
 def test_release_that_did_not_arrive_is_sent_on_the_next_connection(
-    stage: Stage, connection: Connection
+    stage: Stage,
 ) -> None:
     """It is sent again a second later: old buffers may hold an acquire."""
     again = stage.next_connection()
     freed = release(stage.clock)
     stage.ask(freed)
-    connection.sock.incoming.append(b"")
-    stage.node.receive()
+    stage.reads(b"")
     assert said(freed) == "closed the connection"
     assert stage.node.has_pending
 
@@ -221,15 +220,13 @@ def test_release_that_a_node_refuses_is_sent_again(
     """An error may pass. Otherwise the lock stays for the rest of its ttl."""
     freed = release(stage.clock)
     stage.ask(freed)
-    sock.replies(ErrorReply(f"{word} not now"))
-    stage.node.receive()
+    stage.answers(ErrorReply(f"{word} not now"))
     stage.node.send_backlog()
     before = [stage.node.has_pending, stage.node.needs_maintenance, len(sock.sent)]
 
     stage.clock.advance(0.25)
     stage.node.send_backlog()
-    sock.replies(1)
-    stage.node.receive()
+    stage.answers(1)
 
     assert freed.ballot.reasons() == f"node-0 answered {word} not now"
     assert before == [True, True, len(freed.packed_source())]
@@ -240,11 +237,10 @@ def test_release_that_a_node_refuses_is_sent_again(
 @pytest.mark.parametrize(
     "end", [b"", encoded(ErrorReply("BUSY not now"))], ids=["eof", "refusal"]
 )
-def test_acquire_is_not_sent_again(stage: Stage, sock: Sock, end: bytes) -> None:
+def test_acquire_is_not_sent_again(stage: Stage, end: bytes) -> None:
     """Its try is over when its connection ends, or when its node refuses it."""
     stage.ask(request())
-    sock.incoming.append(end)
-    stage.node.receive()
+    stage.reads(end)
 
     assert not stage.node.has_pending
 
@@ -264,14 +260,11 @@ def test_release_is_not_kept_for_a_node_that_was_away_all_the_time(
     assert stage.node.has_pending
 
 
-def test_release_is_kept_for_a_node_that_went_away_since(
-    stage: Stage, sock: Sock
-) -> None:
+def test_release_is_kept_for_a_node_that_went_away_since(stage: Stage) -> None:
     """The node may have granted before it went."""
     began = stage.clock.monotonic()
     stage.clock.advance(1.0)
-    sock.incoming.append(b"")
-    stage.node.receive()
+    stage.reads(b"")
     stage.clock.advance(1.0)
 
     stage.ask(release(stage.clock, resend_since=began))

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_redlock.wire.quorum import Ballot, Verdict, Vote, VoteKind, quorum_of
+from tests.unit.lock.support import ballot_of
 
 GRANTED = Vote(VoteKind.GRANTED, 7)
 NO_VOTES = tuple(
@@ -32,15 +33,6 @@ def taken(token: str) -> Vote:
 
 A, B, C = taken("a"), taken("b"), taken("c")
 OPTIONS = (GRANTED, A, B, C, SILENT)
-
-
-def ballot_of(votes: tuple[Vote | None, ...]) -> Ballot:
-    """Return a ballot with these votes; None is an outstanding one."""
-    ballot = Ballot([f"node-{index}" for index in range(len(votes))])
-    for index, vote in enumerate(votes):
-        if vote is not None:
-            ballot.cast(index, vote)
-    return ballot
 
 
 # -- The oracle: the table of the module's docstring, and every possible future ----

@@ -11,13 +11,14 @@ from celery_redlock.locks.failure import delay_after, failure_of
 from celery_redlock.locks.lease import Holder, new_base
 from celery_redlock.members.configuration import Configuration
 from celery_redlock.members.view import View
-from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
+from celery_redlock.wire.quorum import Vote, VoteKind
 from tests.unit.lock.support import (
     FREE,
     TTL,
     Site,
     args_of,
     asked,
+    ballot_of,
     forget,
     hold,
     holders,
@@ -290,10 +291,8 @@ VOTES = {
 
 def failure(votes: str) -> LockUnavailable:
     """Return the error for these votes; a dot is an outstanding vote."""
-    ballot = Ballot([f"n{index}" for index in range(len(votes))])
-    for index, letter in enumerate(votes):
-        if letter != ".":
-            ballot.cast(index, VOTES[letter])
+    labels = [f"n{index}" for index in range(len(votes))]
+    ballot = ballot_of([VOTES.get(letter) for letter in votes], labels)
     return failure_of("k", ballot, node_timeout=0.05, config=str(OURS))
 
 

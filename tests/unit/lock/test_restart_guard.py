@@ -29,6 +29,7 @@ from tests.unit.lock.support import (
     holders,
     kinds,
     new_client,
+    outlast_quarantine,
     restart,
     voting,
 )
@@ -74,9 +75,7 @@ def go_on(
 
 def test_confirmations_admit_to_the_view_for_which_they_were_given(site: Site) -> None:
     """Another thread may learn a later view between the answers and SYNC."""
-    restart(site.nodes, 0)
-    site.redlock.check()
-    site.clock.advance(OVER)
+    outlast_quarantine(site, 0)
     confirmed = view_of(site.redlock)
     later = confirmed.with_newcomer(site.nodes.labels[1], "5e")
     ask = site.redlock.guard.ask
@@ -338,9 +337,7 @@ def test_newcomer_waits_until_others_have_known_it_for_a_quarantine(site: Site) 
 
 def test_newcomer_needs_more_than_a_minority_of_others(site: Site) -> None:
     """It needs three of the four others (r = N − q + 1); with two, it waits."""
-    restart(site.nodes, 0)
-    site.redlock.check()
-    site.clock.advance(OVER)
+    outlast_quarantine(site, 0)
     site.nodes.freeze(1, 2)
 
     go_on(site.redlock, site.clock, 1.0, step=PAUSE)
@@ -354,9 +351,7 @@ def test_newcomer_needs_more_than_a_minority_of_others(site: Site) -> None:
 
 def test_newcomer_that_restarts_before_it_is_confirmed_is_not(site: Site) -> None:
     """The counters were read for another identity. A new quarantine begins."""
-    restart(site.nodes, 0)
-    site.redlock.check()
-    site.clock.advance(OVER)
+    outlast_quarantine(site, 0)
     site.nodes.latency(0.01)
     site.clock.at(0.035, lambda: restart(site.nodes, 0))
 
@@ -460,9 +455,7 @@ def test_wait_that_a_clock_ahead_has_stored_begins_anew(site: Site) -> None:
 
 def test_nodes_are_looked_at_once_in_a_while(site: Site) -> None:
     """Once in 0.2 s while they say the same, because reading all is not free."""
-    restart(site.nodes, 0)
-    site.redlock.check()
-    site.clock.advance(OVER)
+    outlast_quarantine(site, 0)
     site.nodes.nodes[1].kill()
     site.nodes.nodes[2].kill()
     site.nodes.asked.clear()
@@ -482,9 +475,7 @@ def test_node_votes_again_with_the_fences_of_other_nodes(site: Site) -> None:
     """After the quarantine its counters are those of r = N − q + 1 others."""
     lease = site.redlock.acquire("k")
     site.redlock.release(lease)
-    restart(site.nodes, 0)
-    site.redlock.check()
-    site.clock.advance(OVER)
+    outlast_quarantine(site, 0)
 
     site.redlock.check()
 
@@ -494,9 +485,7 @@ def test_node_votes_again_with_the_fences_of_other_nodes(site: Site) -> None:
 
 def test_acquire_recovers_nodes_that_it_needs(site: Site) -> None:
     """One node is down and two restarted: their votes are recovered at once."""
-    restart(site.nodes, 0, 1)
-    site.redlock.check()
-    site.clock.advance(OVER)
+    outlast_quarantine(site, 0, 1)
     before = site.clock.monotonic()
     site.nodes.asked.clear()
     site.nodes.partition(2)
@@ -512,9 +501,7 @@ def test_acquire_recovers_nodes_that_it_needs(site: Site) -> None:
 
 def test_recovery_takes_the_greatest_of_each_counter(site: Site) -> None:
     """The greatest number of each field, from all nodes that confirm: 11, not 9."""
-    restart(site.nodes, 0)
-    site.redlock.check()
-    site.clock.advance(OVER)
+    outlast_quarantine(site, 0)
     # No key has these counters: a check takes that of a random one of 4096.
     fields = [b"5000", b"5001", b"5002", b"5003"]
     for index, counter in enumerate([b"8", b"11", b"9", b"10"]):
@@ -667,9 +654,7 @@ def test_silent_members_are_waited_for_before_a_founding(site: Site) -> None:
 
 def test_nodes_that_are_gone_for_good_do_not_end_the_deployment(site: Site) -> None:
     """One restarted, two are gone: after a max_ttl the three go on alone."""
-    restart(site.nodes, 0)
-    site.redlock.check()
-    site.clock.advance(OVER)
+    outlast_quarantine(site, 0)
     site.nodes.nodes[1].kill()
     site.nodes.nodes[2].kill()
 
@@ -915,9 +900,7 @@ def test_log_warns_that_the_order_of_fences_depends_on_clocks(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line for each node that votes again above its own time only."""
-    restart(site.nodes, 0, 1, 2)
-    site.redlock.check()
-    site.clock.advance(OVER)
+    outlast_quarantine(site, 0, 1, 2)
 
     site.redlock.acquire("k")
 

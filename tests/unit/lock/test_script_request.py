@@ -23,6 +23,7 @@ from celery_redlock.wire.requests import (
     verdict_is_certain,
     vote_of,
 )
+from tests.unit.lock.support import ballot_of
 
 LABELS = ["a", "b", "c"]
 VOTES = {
@@ -44,11 +45,7 @@ def request(script: Script = INSPECT, **options: Any) -> ScriptRequest:
 
 def ballot(votes: str) -> Ballot:
     """Return a ballot; a dot is an outstanding vote."""
-    filled = Ballot([f"node-{index}" for index in range(len(votes))])
-    for index, letter in enumerate(votes):
-        if letter != ".":
-            filled.cast(index, VOTES[letter])
-    return filled
+    return ballot_of([VOTES.get(letter) for letter in votes])
 
 
 def words(packed: bytes) -> list[bytes]:

@@ -63,21 +63,6 @@ def test_latest_call_supersedes_earlier_ones(
     assert old.enter(ttl=10, entered=True) == ("new", False, True)
 
 
-def test_call_that_has_started_supersedes_only_earlier_entries(site: Site) -> None:
-    """Calls that were entered before it are superseded; later ones are not."""
-    before, runs = (
-        register_of(site.redlock, "before", NOW),
-        register_of(site.redlock, "runs", NOW + 1),
-    )
-    before.enter(ttl=10)
-    runs.enter(ttl=10)
-
-    assert runs.start(ttl=10, entered=True).by is None
-
-    assert before.start(ttl=10, entered=True) == ("runs", False, False)
-    assert register_of(site.redlock, "after", NOW).enter(ttl=10).by is None
-
-
 def test_calls_of_other_tasks_and_keys_are_apart(redlock: Redlock) -> None:
     """A call is never superseded by one of another task or key."""
     register_of(redlock, "new", NOW + 1).enter(ttl=10)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.locking import lock
 from celery_redlock.scripts import INSPECT, Script
 from celery_redlock.signals import lock_acquired, lock_lost, lock_released
 from celery_redlock.testing import FakeClock, FakeNodes, MemoryNode, SignalRecorder
 from tests.nodes.support import run_threads
-from tests.unit.lock.support import asked, holders
+from tests.unit.lock.support import holders
 
 if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
@@ -120,14 +119,6 @@ def test_memory_node_runs_other_scripts_too() -> None:
     assert MemoryNode().execute(another, ["name"], [5]) == [None, b"5"]
 
 
-def test_memory_node_returns_errors_as_values() -> None:
-    """An error is a reply, as it is on a connection."""
-    node = MemoryNode()
-    node.redis.hset(b"k", {b"f": b"v"})
-
-    assert isinstance(node.execute(INSPECT, ["k"], []), ErrorReply)
-
-
 def test_memory_node_takes_its_run_ids_from_a_function() -> None:
     """So the simulator can repeat a run."""
     names = iter(["first", "second"])
@@ -137,14 +128,6 @@ def test_memory_node_takes_its_run_ids_from_a_function() -> None:
     node.restart()
 
     assert node.run_id == "second"
-
-
-def test_memory_nodes_have_different_run_ids() -> None:
-    """A server chooses a random run id at each start."""
-    nodes = [MemoryNode() for _ in range(3)]
-
-    assert len({node.run_id for node in nodes}) == 3
-    assert {len(node.run_id) for node in nodes} == {40}
 
 
 # -- all nodes ---------------------------------------------------------------------
@@ -333,13 +316,6 @@ def test_closed_connection_is_opened_again(nodes: FakeNodes, redlock: Redlock) -
     assert holders(nodes) == ["t.1"] * 3
     assert request.ballot.reasons().count("was closed") == 3
     assert redlock.inspect("k").votes == 3
-
-
-def test_asked_lists_the_requests(nodes: FakeNodes, redlock: Redlock) -> None:
-    """A test can count round trips."""
-    redlock.release(redlock.acquire("k"))
-
-    assert asked(nodes) == ["acquire", "release"]
 
 
 def test_fake_nodes_serve_threads_in_real_time() -> None:
