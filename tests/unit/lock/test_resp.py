@@ -158,16 +158,6 @@ def test_reader_refuses_endless_nesting() -> None:
         reader.gets()
 
 
-def test_errors_within_replies_are_values() -> None:
-    """An error that a server replies is not raised."""
-    for reader in (PythonReader(), hiredis_reader()):
-        reader.feed(b"*2\r\n-ERR one\r\n:2\r\n-NOSCRIPT No matching script\r\n")
-
-        first, second = reader.gets()
-        assert (str(first), second) == ("ERR one", 2)
-        assert isinstance(reader.gets(), ErrorReply)
-
-
 # -- commands ------------------------------------------------------------------------
 
 words = st.lists(
