@@ -201,13 +201,9 @@ class Rules:
         founders_wait: Founders wait for a quarantine.
         founders_all: All others confirm a founder. Otherwise r.
         init_promise: An operator runs init only when no lock lives.
-        close_compares: CLOSE acts only on the view that is left.
-        close_majority: A majority is closed. Otherwise r.
-        close_waits: All closed members say that they have waited. Otherwise the last.
         open_compares: OPEN acts only on a closed server with the planned identity.
         abort_marks: An abort marks members of the new view before it reopens the old.
         abort_majority: It marks a majority of them. Otherwise r.
-        abort_remembered: A server that was reopened remembers the aborted epoch.
         gone_is_gone: A server that an operator gives as gone is switched off.
     """
 
@@ -227,13 +223,9 @@ class Rules:
     founders_wait: bool = True
     founders_all: bool = True
     init_promise: bool = True
-    close_compares: bool = True
-    close_majority: bool = True
-    close_waits: bool = True
     open_compares: bool = True
     abort_marks: bool = True
     abort_majority: bool = True
-    abort_remembered: bool = True
     gone_is_gone: bool = True
 
 

@@ -31,6 +31,9 @@ r marks are not enough with four new members. The model found this.
 Founding needs all members, so one closed member that remembers prevents it. If all
 closed members lose their memory, clients with the old list can found a deployment of
 their own beside the new one. This is a limit: operators shut down what they remove.
+
+``spec/reconfiguration.pml`` shows what goes wrong without each of the other rules. Here
+are nodes that are gone, and several operators, with all rules.
 """
 
 from __future__ import annotations
@@ -114,10 +117,7 @@ class Reconfiguration(Membership):
     ) -> Iterator[tuple[str, State]]:
         """Let an old member execute CLOSE, or say that it is closed and has waited."""
         server, plan = state.servers[at], state.plans[epoch]
-        rules = self.rules
         same = (server.epoch, server.ids) == (plan.source, plan.source_ids)
-        if not rules.close_compares:
-            same = server.epoch == plan.source
         if server.phase == Phase.VOTING and same and not server.aborted >> epoch & 1:
             closed = {"phase": Phase.CLOSED, "target": epoch, "waits": active}
             what = f"server {at} is closed for epoch {epoch}"
@@ -127,14 +127,12 @@ class Reconfiguration(Membership):
         seen = plan.seen | 1 << self.homes[at]
         if server.target != epoch or seen == plan.seen or self._may_open(plan):
             return
-        last = self._may_open(plan._replace(seen=seen))
-        if not server.waits or not (rules.close_waits or last):
+        if not server.waits:
             what = f"server {at} says that it is closed for epoch {epoch}"
             yield what, state.with_plan(epoch, seen=seen)
 
     def _may_open(self, plan: Plan) -> bool:
-        need = self.quorum if self.rules.close_majority else self.needed
-        return plan.seen.bit_count() >= need(plan.source_ids)
+        return plan.seen.bit_count() >= self.quorum(plan.source_ids)
 
     def _open(self, state: State, at: int, epoch: int) -> Iterator[tuple[str, State]]:
         """Let a server of the new view execute OPEN."""
@@ -177,10 +175,7 @@ class Reconfiguration(Membership):
         need = self.quorum if rules.abort_majority else self.needed
         enough = plan.marked.bit_count() >= need(plan.ids) or not rules.abort_marks
         if server.epoch != NONE and enough:
-            bit = 1 << epoch
-            kept = server.aborted | bit
-            if not rules.abort_remembered:
-                kept = server.aborted & ~bit
+            kept = server.aborted | 1 << epoch
             after = state.with_server(
                 at, phase=Phase.VOTING, target=NONE, waits=0, aborted=kept
             )

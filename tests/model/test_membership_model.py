@@ -340,76 +340,6 @@ def test_open_without_identity_lifts_the_wait_of_an_empty_node() -> None:
     assert "server 1 opens for epoch 1" in report.history[lost:], report
 
 
-def test_closed_members_that_fall_silent_have_not_waited() -> None:
-    """A closed member that does not answer may have voted just before."""
-    bounds = replace(THREE_TO_ONE, identities=(1, 1, 1, 1))
-
-    report = search(bounds, Rules(close_waits=False))
-
-    assert report.violation in BOTH, report
-
-
-def test_restore_without_a_view_outlives_a_reconfiguration() -> None:
-    """A closed member that lost its memory must not count in a renewal."""
-    bounds = replace(THREE_TO_ONE, identities=(1, 1, 1, 1), leases=(0, 0, 1))
-
-    report = search(bounds, Rules(renew_needs_vote=False))
-
-    assert report.violation in BOTH, report
-
-
-def test_fewer_closed_members_than_a_majority_are_not_enough() -> None:
-    """Two of four that vote admit a newcomer, and are a majority with it."""
-    two_closed = (
-        "epoch 1 (-1, -1, -1, -1, 0) is planned after 0(0, 0, 0, 0, -1)",
-        "server 0 is closed for epoch 1",
-        "server 1 is closed for epoch 1",
-        "server 0 says that it is closed for epoch 1",
-        "server 1 says that it is closed for epoch 1",
-        "server 0 loses its memory; server 0 joins as 1 in view 0(1, 0, 0, 0, -1)",
-    )
-
-    report = search(FOUR_TO_ONE, Rules(close_majority=False), two_closed)
-
-    assert report.violation in BOTH, report
-
-
-def test_late_close_of_an_older_view_is_not_enough() -> None:
-    """Members that took a newcomer into their view are not those of the plan."""
-    bounds = replace(FOUR_TO_ONE, identities=(2, 2, 1, 1, 1))
-    replaced = (
-        "epoch 1 (-1, -1, -1, -1, 0) is planned after 0(0, 0, 0, 0, -1)",
-        "server 0 is closed for epoch 1",
-        "server 0 says that it is closed for epoch 1",
-        "server 0 loses its memory; server 0 joins as 1 in view 0(1, 0, 0, 0, -1)",
-        "server 1 notes 1 at place 0",
-        "server 2 notes 1 at place 0",
-        "server 3 notes 1 at place 0",
-        "server 1 confirms server 0",
-        "server 2 confirms server 0",
-        "server 0 votes",
-        "server 1 is closed for epoch 1",
-        "server 2 is closed for epoch 1",
-        "server 1 says that it is closed for epoch 1",
-        "server 2 says that it is closed for epoch 1",
-        "server 1 loses its memory; server 1 joins as 1 in view 0(0, 1, 0, 0, -1)",
-        "server 1 notes 1 at place 0",
-        "server 0 notes 1 at place 1",
-        "server 3 notes 1 at place 1",
-    )
-
-    report = search(bounds, Rules(close_compares=False), replaced)
-
-    assert report.violation in BOTH, report
-
-
-def test_abort_that_reopens_first_lets_a_second_holder_in() -> None:
-    """An OPEN may be on its way while the old members are reopened."""
-    report = search(replace(ONE_TO_THREE, aborts=True), Rules(abort_marks=False))
-
-    assert report.violation in BOTH, report
-
-
 def test_abort_marks_a_majority_of_the_new_members() -> None:
     """Two marks of four are not enough: the other two admit a newcomer."""
     two_open = (
@@ -423,13 +353,6 @@ def test_abort_marks_a_majority_of_the_new_members() -> None:
     )
 
     report = search(ONE_TO_FOUR, Rules(abort_majority=False), two_open)
-
-    assert report.violation in BOTH, report
-
-
-def test_reopened_member_remembers_what_was_aborted() -> None:
-    """CLOSE and OPEN may both arrive after the abort of their epoch."""
-    report = search(ONE_OF_THREE, Rules(abort_remembered=False))
 
     assert report.violation in BOTH, report
 
