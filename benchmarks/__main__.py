@@ -36,6 +36,7 @@ GROUPS = (
     "one_node",
     "refusals",
     "backlog",
+    "line",
     "processes",
     "records",
     "stores",

@@ -129,6 +129,16 @@ def _refused(policy: str) -> Callable[[dict[str, Any]], float | None]:
     return lambda found: found["to_run"][policy]
 
 
+def _behind(name: str, figure: str) -> Callable[[dict[str, Any]], float]:
+    """Return a function that reads how jobs run behind long runs, of ``line``."""
+    return lambda found: found["behind"][name][figure]
+
+
+def _after(end: str) -> Callable[[dict[str, Any]], float]:
+    """Return a function that reads how long a job waits behind ended ones."""
+    return lambda found: found["after"][end]
+
+
 def _store(
     name: str, value_of: Callable[[dict[str, Any]], float]
 ) -> Callable[[dict[str, Any]], float | None]:
@@ -145,6 +155,7 @@ _OURS = "celery-redlock"
 _DRIVER = "the driver's lock"
 _CYCLE = "acquire + release on 5 nodes"
 _RENEWAL = "one renewal of 10,000 leases"
+_BEHIND = "100 jobs of 10 ms behind runs of 30 s"
 _JOBS = "10,000 jobs of 50 ms, limit=10"
 _TASKS = "no-op tasks through a worker: throughput"
 _GOALS = {
@@ -264,6 +275,43 @@ _GOALS = {
             lambda f: f["last_quarter"] / f["first_quarter"],
             1,
             at_least=True,
+        ),
+    ],
+    "line": [
+        *(
+            Goal(
+                f"{_BEHIND}, {name}: the last ends after",
+                _behind(name, "seconds"),
+                3,
+                "s",
+            )
+            for name in ("retry", "limit=1", "limit=2", "limit=3")
+        ),
+        Goal(
+            f"{_BEHIND}, retry: from a release to the next run, median",
+            _behind("retry", "hand_over_ms"),
+            20,
+            "ms",
+        ),
+        *(
+            Goal(
+                f"a job behind 100 that were {end}: wait for a free permit",
+                _after(end),
+                1,
+                "s",
+            )
+            for end in ("revoked", "expired", "purged")
+        ),
+        Goal(
+            "10,000 duplicates of one run, retry: publications of a job",
+            lambda f: f["storm"]["publications"],
+            2,
+        ),
+        Goal(
+            "the same: wait of a call of another task, p99",
+            lambda f: f["storm"]["other_p99"],
+            1,
+            "s",
         ),
     ],
     "processes": [
