@@ -715,14 +715,17 @@ def _renew_now(**_: object) -> None:
         execution.call.runtime.watchdog.renew_now(execution.lease)
 
 
-def _when_task_has_ended(task_id: str = "", **_: object) -> None:
-    """Release the lock that was kept for a retry, and one that was left held."""
+def _when_task_has_ended(sender: Task, task_id: str = "", **_: object) -> None:
+    """Release the lock that was kept for a retry, and one that was left held.
+
+    The id is not enough: a body may apply a step of it under its own id.
+    """
     retried = _retried.get()
     if retried and retried.call.id == task_id:
         _retried.set(None)
         retried.release_kept()
     execution = _running.get()
-    if execution and execution.call.id == task_id:
+    if execution and execution.call.request is sender.request_stack.top:
         _running.set(None)
         execution.release_left()
 

@@ -278,6 +278,27 @@ def test_nested_apply_of_the_same_key_is_reentrant(worker: Worker) -> None:
     assert worker.run(outer).result is True
 
 
+@pytest.mark.parametrize("name", ["job", "step"])
+def test_step_under_the_id_of_the_call_leaves_its_lock(
+    worker: Worker, name: str
+) -> None:
+    """A body may run a step under its own id, for logs: the call itself goes on."""
+
+    @worker.app.task(name="step")
+    def step(*_: Any) -> None:
+        """Do a part of the work."""
+
+    @worker.task(name="job", bind=True)
+    def job(self: Any, *, is_step: bool = False) -> bool:
+        if not is_step:
+            steps = worker.app.tasks[name]
+            is_of_us = {"is_step": True} if name == "job" else {}
+            steps.apply(kwargs=is_of_us, task_id=self.request.id)
+        return current_lease() is not None
+
+    assert worker.run(job).result is True
+
+
 def test_heartbeat_renews_the_senders_lock(live: Worker) -> None:
     """The signal makes the watchdog renew the sender's lock at once."""
 
