@@ -26,7 +26,6 @@ from celery.exceptions import Ignore, Retry, TaskRevokedError, TimeLimitExceeded
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import DuplicateTask, QuorumUnreachable, RedlockError
-from celery_redlock.line.backlog import leave_backlog
 from celery_redlock.options.broker import accepted_countdown, broker_errors, way_back
 from celery_redlock.records.beat_slots import mark_slot
 from celery_redlock.task.interrupt import Interrupter
@@ -52,12 +51,13 @@ class Republished(Retry):  # type: ignore[misc]
     """Ends this copy of a call: the next one is published, and RETRY is stored."""
 
 
-def comes_back(error: BaseException) -> bool:
-    """Tell whether a call whose copy ends in this error comes back, or runs elsewhere.
+class RepublishedUnseen(Ignore):  # type: ignore[misc]
+    """Ends this copy of a call: the next one is published, and no result is stored."""
 
-    A subclass of ``Ignore`` ends a call that was skipped, and has its result.
-    """
-    return isinstance(error, Retry) or type(error) is Ignore
+
+def comes_back(error: BaseException) -> bool:
+    """Tell whether a call whose copy ends in this error comes back."""
+    return isinstance(error, (Retry, RepublishedUnseen))
 
 
 class Pauses:
@@ -146,8 +146,6 @@ def drop_if_finished(call: Call) -> None:
         deferred = call.header.deferred + 1
         republish(call, reason, left, Pauses(), deferred=deferred, **header)
     extra = call.log_fields("copy-dropped")
-    if call.header.line:
-        leave_backlog(call.runtime.redlock, call.key, call.id, in_order=True)
     log.info("%s has finished already; this copy of it is dropped.", call, extra=extra)
     raise Ignore(f"{call} has finished already")
 
@@ -331,7 +329,8 @@ def republish(
     extra = call.log_fields("republished", countdown=countdown)
     log.log(level, text, call, countdown, reason, extra=extra)
     if fresh.redelivered:
-        raise Ignore(f"{call} is republished, to run after {countdown:.1f} s")
+        text = f"{call} is republished, to run after {countdown:.1f} s"
+        raise RepublishedUnseen(text)
     # RETRY is stored, and may be outdated by now: Celery must not store it again.
     # `RefusalInfo` sees to it, and this line where the tracer is not Celery's.
     call.request.ignore_result = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -427,6 +428,28 @@ def test_claim_is_kept_by_a_redelivered_job_that_is_republished(worker: Worker) 
 
     assert run.state == states.IGNORED
     assert worker.claims() == {first.id: pytest.approx(HOUR + 30)}
+
+
+def test_claim_is_released_by_a_copy_of_a_job_that_has_finished(
+    worker: Worker,
+) -> None:
+    """The copy came during the run, and took the claim again when it was sent again."""
+
+    @worker.task(key="k:0", unique_while="queued_or_running")
+    def job() -> None:
+        with ThreadPoolExecutor(1) as elsewhere:
+            elsewhere.submit(worker.redeliver, job, id=first.id).result()
+
+    first = job.delay()
+    worker.run(job, id=first.id)
+    assert set(worker.claims()) == {first.id}
+
+    copy = worker.redeliver(job, id=first.id)
+
+    assert copy.state == states.IGNORED
+    assert worker.claims() == {}
+    first.forget()
+    assert job.delay().id != first.id
 
 
 def retrying(worker: Worker) -> Any:
