@@ -80,12 +80,7 @@ def test_top_draws_on_a_screen_of_its_own(project: Project) -> None:
     assert enter in shown
     assert leave in shown
     assert "3 of 3 nodes vote" in shown
-
-
-def test_top_draws_each_frame_over_the_one_before(project: Project) -> None:
-    """It clears no screen, so nothing flickers; a line is not wrapped."""
-    shown = project.on_a_terminal("top", "--every", "0.1", until="votes")
-
+    # Each frame is drawn over the one before, so nothing flickers. No line is wrapped.
     assert "\x1b[?7l" in shown
     assert "\x1b[H" in shown
     assert "\x1b[2J" not in shown

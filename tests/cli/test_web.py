@@ -144,12 +144,3 @@ def test_web_on_a_port_that_is_used_is_wrong_usage(project: Project) -> None:
 
     assert run.code == 2
     assert f"Port {port} of 127.0.0.1 cannot be used" in run.err
-
-
-def test_web_with_a_short_token_is_wrong_usage(project: Project) -> None:
-    """It could be guessed."""
-    run = project.redlock("web", "--port", "0", "--token", "secret")
-
-    assert run.code == 2
-    assert "needs 16 at least" in run.err
-    assert "secret." not in run.err

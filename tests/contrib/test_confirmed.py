@@ -111,6 +111,16 @@ def delivered(worker: Worker) -> list[str]:
     return sorted(ids)
 
 
+def add_full_queue(worker: Worker) -> str:
+    """Add a queue that takes two messages; return its name."""
+    name = f"full-{uuid()}"
+    worker.app.conf.task_queues = [
+        broker.Queue(worker.app.conf.task_default_queue),
+        broker.Queue(name, queue_arguments=FULL),
+    ]
+    return name
+
+
 @contextlib.contextmanager
 def meanwhile(do: Callable[[], Any]) -> Iterator[None]:
     """Do something in a thread, during the block; then wait for its end."""
@@ -148,11 +158,7 @@ def test_full_queue_leaves_its_messages_in_the_outbox(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Those of other queues are published."""
-    name = f"full-{uuid()}"
-    worker.app.conf.task_queues = [
-        broker.Queue(worker.app.conf.task_default_queue),
-        broker.Queue(name, queue_arguments=FULL),
-    ]
+    name = add_full_queue(worker)
     commit(outbox, engine, *"abcde", queue=name)
     (other,) = commit(outbox, engine, "other")
 
@@ -243,11 +249,7 @@ def test_late_confirmation_is_none_of_the_next_message(
     worker: Worker, rabbitmq: RabbitMQ, outbox: Outbox, engine: Engine, soon: None
 ) -> None:
     """The connection without a confirmation is closed, and not used again."""
-    name = f"full-{uuid()}"
-    worker.app.conf.task_queues = [
-        broker.Queue(worker.app.conf.task_default_queue),
-        broker.Queue(name, queue_arguments=FULL),
-    ]
+    name = add_full_queue(worker)
     commit(outbox, engine, *"ab", queue=name)
     rabbitmq.pause()
     commit(outbox, engine, "late")

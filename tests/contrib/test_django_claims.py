@@ -113,13 +113,6 @@ def test_claim_of_another_job_is_kept(worker: Worker) -> None:
     assert is_claimed(worker)
 
 
-def test_claim_without_a_transaction_is_kept(worker: Worker) -> None:
-    """Most calls are made outside of a transaction."""
-    shipping(worker).delay(1)
-
-    assert is_claimed(worker)
-
-
 def test_delay_on_commit_claims_when_it_commits(worker: Worker) -> None:
     """There is no claim before the commit, because the call may never be sent."""
     ship = shipping(worker)

@@ -60,14 +60,8 @@ def app(redlock_fake: FakeNodes) -> Iterator[Celery]:
 )
 def test_blocks_of_the_page_run(app: Celery, page: str) -> None:
     """In their order, each with the names of those before it."""
-    names: dict[str, Any] = {"app": app, "singleton_task": singleton_task}
-    text = (DOCS / page).read_text("utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = run_blocks(page, app=app, singleton_task=singleton_task)
 
-    for block in blocks:
-        exec(compile(block, page, "exec"), names)  # noqa: S102  (ours)
-
-    assert blocks
     if "found" in names:
         assert names["found"].would_run
     if "settle" in names:
@@ -92,12 +86,13 @@ def test_sql_of_the_page_on_fences_refuses_the_late_writer() -> None:
     database.close()
 
 
-def run_blocks(page: str) -> dict[str, Any]:
+def run_blocks(page: str, **given: Any) -> dict[str, Any]:
     """Run the blocks of a page, and return their names."""
-    names: dict[str, Any] = {"__name__": "page"}  # the module of its tasks
-    for block in re.findall(
-        r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL
-    ):
+    names: dict[str, Any] = {"__name__": "page", **given}  # the module of its tasks
+    text = (DOCS / page).read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    for block in blocks:
         exec(compile(block, page, "exec"), names)  # noqa: S102  (ours)
     return names
 

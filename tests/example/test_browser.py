@@ -373,18 +373,3 @@ def test_support_sees_locks_and_may_not_release_them(live: Browser) -> None:
     assert not live.count("a[href*=release]")
     live.open(f"{ADMIN}release/?key=report:7")
     live.sees("403 Forbidden", "body")
-
-
-def test_admin_confirms_before_a_lock_is_released(live: Browser) -> None:
-    """The page names the risk; the confirmed release is carried out and logged."""
-    click_and_hold(live, 8)
-    log_in(live, "admin")
-    live.click("a[aria-label='Release report:8']")
-    asked = live.sees("two may run at the same time")
-
-    live.click("input[value^='Release it']")
-
-    assert "reports.tasks.build_report[" in asked
-    assert "of 5 nodes" in live.sees("Released report:8 on ")
-    live.open("/admin/")
-    live.sees("report:8", "#recent-actions-module")

@@ -172,20 +172,6 @@ def test_lost_lock_stops_the_body(
     assert successor.fence > lease.fence
 
 
-def test_lock_without_renewal_can_be_lost() -> None:
-    """``lose_lock`` does not wait for the end of the ttl."""
-    redlock = FakeNodes(3, clock=FakeClock()).redlock(ttl=10.0)
-    lost: list[object] = []
-    with ExitStack() as stack:
-        stack.enter_context(pytest.raises(LockLost))
-        held = lock(redlock, KEY, renew=False, on_lost=lost.append)
-        lease = stack.enter_context(held)
-        assert lose_lock(redlock, KEY) is lease
-        assert not redlock.inspect(KEY).holder
-
-    assert lost == [lease]
-
-
 def test_loss_is_signalled_when_lose_lock_returns() -> None:
     """Also where a receiver takes a moment: a test can look at what it did."""
     redlock = FakeNodes(3, clock=FakeClock()).redlock(ttl=10.0)

@@ -28,12 +28,6 @@ def here(each_broker: Deployment) -> Deployment:
     return each_broker
 
 
-def waiting(here: Deployment, key: str) -> set[int]:
-    """Return how many calls the nodes have in the backlog of a key."""
-    name = f"redlock:backlog:{key}"
-    return {int(node.command("ZCARD", name)) for node in here.nodes.dev.nodes}
-
-
 def until_waiting(here: Deployment, key: str, number: int) -> None:
     """Wait until the backlog of a key has so many calls on each node."""
     name = f"redlock:backlog:{key}"

@@ -129,24 +129,6 @@ def test_one_more_run_follows_although_no_process_is_free(
     assert numbers(single, key) == [0, runs]
 
 
-@pytest.mark.long
-def test_newest_runs_whatever_the_clocks_of_its_publisher_say(
-    single: Deployment, key: str
-) -> None:
-    """The nodes number the calls: a clock that is ahead makes no call newer."""
-    ahead = {"redlock": {"published": 4_000_000_000_000_000}}
-    first = single.begin("buffered", key, 0)
-    older = single.send("buffered", key, 1, headers=ahead)
-    newer = single.send("buffered", key, 2)
-    until(lambda: single.nodes.published(key, "buffered") == 2)
-
-    single.stage.open(key)
-
-    assert first.get(timeout=60) == 0
-    assert newer.get(timeout=60) == 2
-    assert_refused(older, newer)
-
-
 # -- deaths --------------------------------------------------------------------
 
 
@@ -210,23 +192,6 @@ def test_killed_workers_lose_nothing(
     assert_ran_again(1, *others)  # it may run, too, if nodes have forgotten by then
     assert_ran_again(0, first, *others)
     assert here.stage.overlaps(key) == []
-
-
-@pytest.mark.long
-def test_lost_nodes_lose_no_call(frail: Deployment, key: str) -> None:
-    """With a minority of nodes hung while calls wait, one more run still follows."""
-    first = frail.begin("buffered", key, 0)
-    everywhere = len(frail.nodes.urls)  # else the votes may be split
-    until(lambda: len(frail.nodes.holders(key)) == everywhere)
-    with frail.nodes.minority_paused():
-        older, newer = send_waiting(frail, "buffered", key, 1, 2)
-        frail.stage.open(key)
-        assert first.get(timeout=60) == 0
-        assert newer.get(timeout=60) == 2
-        with pytest.raises(DuplicateTask):
-            older.get(timeout=60)
-
-    assert numbers(frail, key) == [0, 2]
 
 
 def test_hung_majority_loses_no_call(frail: Deployment, key: str) -> None:

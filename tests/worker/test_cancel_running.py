@@ -68,25 +68,6 @@ def test_of_several_newcomers_the_newest_runs(here: Deployment, key: str) -> Non
     assert here.stage.overlaps(key) == []
 
 
-@pytest.mark.long
-def test_call_that_no_process_can_look_at_replaces_the_running_one(
-    deploy: Deploy, key: str
-) -> None:
-    """With one busy process the running call ends all the same, and the newest runs."""
-    here = deploy(concurrency=1)
-    first = here.begin("replacing", key, 0)
-
-    others = [here.send("replacing", key, number) for number in (1, 2, 3)]
-
-    until(first.ready)
-    with pytest.raises(LockCancelled):
-        first.get()
-    here.stage.open(key)
-    assert others[-1].get(timeout=60) == 3
-    until(lambda: all(other.ready() for other in others), 20)
-    assert here.stage.overlaps(key) == []
-
-
 def test_older_call_does_not_cancel_a_newer_one(here: Deployment, key: str) -> None:
     """The newest call is the one published last, not the one received last."""
     late = {"redlock": {"published": 1_000_000}}

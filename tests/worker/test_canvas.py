@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from celery import chain, chord, group, states
+from celery import chain, chord, states
 from celery.exceptions import ChordError
 
 from tests.conftest import with_long
@@ -56,17 +56,6 @@ def test_chain_whose_head_waits_runs_to_its_end(prefork: Deployment, key: str) -
 
     assert tail.get(timeout=60) == tail.parent.id
     assert first.get(timeout=60) == first.id
-
-
-def test_group_with_a_skipped_member_ends(prefork: Deployment, key: str) -> None:
-    """The members that ran have their results; the skipped one names the holder."""
-    first = prefork.begin("job", key)
-
-    other = sig(prefork, "quick", f"{key}-other")
-    skipped, other = group(sig(prefork, "job", key), other)()
-
-    assert_refused(skipped, first)
-    assert other.get(timeout=60) == other.id
 
 
 def test_chord_with_equal_members_fails_under_skip(

@@ -189,25 +189,6 @@ def test_worker_that_cannot_run_a_job_releases_its_claim(
         until_unclaimed(workers, task.lock_key(key))
 
 
-@pytest.mark.long
-def test_argument_with_a_default_changes_no_key(deploy: Deploy, key: str) -> None:
-    """Old and new workers, side by side: a call of either is the other's duplicate."""
-    old = deploy(concurrency=1)
-    new = deploy(concurrency=1, settings={"project_version": "one argument more"})
-    first = old.begin("evolving", key)
-    until_unclaimed(old, old.task("evolving").lock_key(key))
-
-    with_default = new.send("evolving", key, False)  # noqa: FBT003  (a message)
-    by_name = new.app.send_task("evolving", (key,), {"depth": 3})
-
-    assert (with_default.id, with_default.conflict.phase) == (first.id, "running")
-    assert_refused(by_name, first)
-    other = new.send("evolving", key, force=True)
-    new.until_running(key, first.id, other.id)
-    old.finish(key, first)
-    new.finish(key, other)
-
-
 def test_doctor_names_workers_of_another_version(deploy: Deploy, key: str) -> None:
     """It asks the running workers for the arguments and lock options of their tasks."""
     workers = deploy(concurrency=1, settings={"project_version": "another key"})

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from celery import states
 
 from tests.harness.waiting import until
@@ -15,7 +14,7 @@ from tests.harness.waiting import until
 if TYPE_CHECKING:
     from celery.result import AsyncResult
 
-    from tests.harness.deployment import Deploy, Deployment
+    from tests.harness.deployment import Deployment
 
 WITHIN = 20.0  # seconds
 
@@ -67,22 +66,6 @@ def test_revoked_call_lets_the_next_one_start(here: Deployment, key: str) -> Non
 
     assert call.get(timeout=WITHIN) == call.id
     until(lambda: revoked.state == states.REVOKED, what="the end of the revoked call")
-
-
-@pytest.mark.long
-def test_calls_in_several_workers_start_one_after_another(
-    deploy: Deploy, key: str
-) -> None:
-    """A release wakes one worker, and each of them gets its turn."""
-    with deploy(workers=2, concurrency=2) as here:
-        holder = here.begin("job", key)
-        calls = [refused(here, "waiting", key, 0.0) for _ in range(8)]
-
-        here.finish(key, holder)
-
-        for call in calls:
-            assert call.get(timeout=WITHIN) == call.id
-        assert here.stage.most_at_once(key) == 1
 
 
 def test_call_starts_after_a_kill_of_the_holder(prefork: Deployment, key: str) -> None:

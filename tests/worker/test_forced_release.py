@@ -64,22 +64,6 @@ def test_holder_whose_lock_was_released_stops_and_says_by_whom(
     here.nodes.until_free(key)
 
 
-def test_second_run_waits_for_no_ttl_and_first_stops_early(
-    here: Deployment, key: str
-) -> None:
-    """The next call runs at once; the first stops at its next renewal."""
-    first = here.begin("short", key)
-    here.nodes.until_held(key)
-    assert command(here, "release", key, "--yes").exit_code == 0
-
-    second = here.send("short", key)
-
-    until(lambda: second.id in {run.task_id for run in here.stage.running(key)})
-    with pytest.raises(LockLost):
-        first.get(timeout=60)
-    here.finish(key, second)
-
-
 def test_kill_ends_the_holder_before_the_release(deploy: Deploy, key: str) -> None:
     """The process is gone, so no two run; the job is not delivered again."""
     here = deploy(concurrency=2)

@@ -22,7 +22,7 @@ celery #5935, kombu #337, one job is delivered twice
     worker/test_redelivery.py::test_redelivery_while_the_job_runs_runs_it_once
     worker/test_redelivery.py::test_copy_runs_after_a_job_without_result
 GoodJob #622, a retry locks what its arguments have become
-    worker/test_loss.py::test_lost_run_runs_again_when_the_lock_is_free
+    unit/tasks/test_execution.py::test_retry_sends_the_arguments_as_they_came
 Sidekiq unique jobs #779, a live lock is removed with the lock of a dead process
     worker/test_endings.py::test_killed_child_frees_no_other_lock
 Sidekiq unique jobs #749, activejob-uniqueness #78, calls are dropped silently

@@ -231,7 +231,6 @@ gated(
     max_retries=20,
     **SOON_AGAIN,
 )
-gated("lost-other-autoretry", ttl=TTL, autoretry_for=(Exception,))
 
 
 # -- When the nodes cannot be reached ----------------------------------------------

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import Ignore, Reject
 
-from celery_redlock import LockLost, current_lease, singleton_task
+from celery_redlock import current_lease, singleton_task
 from tests.worker.project.body import hold, own_lease, recorded, stage
-from tests.worker.project.jobs import SOON_AGAIN, TTL
+from tests.worker.project.jobs import TTL
 
 if TYPE_CHECKING:
     from celery import Task
@@ -107,29 +107,6 @@ def lost_swallowed(key: str) -> str:
         return hold(key)
     except Exception:  # noqa: BLE001  (users do this)
         return "all is well"
-
-
-@singleton_task(name="lost-deaf", key="{key}", ttl=TTL)
-def lost_deaf(key: str) -> str:
-    """Catch the first LockLost, and go on."""
-    with recorded(key) as task_id:
-        try:
-            stage().wait(key)
-        except LockLost:
-            stage().note(key, "caught")
-            stage().wait(key)
-        return task_id
-
-
-@singleton_task(
-    name="lost-mutating", key="{key}", ttl=TTL, on_lock_lost="retry", **SOON_AGAIN
-)
-def lost_mutating(key: str, numbers: list[int]) -> list[int]:
-    """Clear the list of numbers; return the numbers that it had."""
-    given = [*numbers]
-    numbers.clear()
-    hold(key)
-    return given
 
 
 # -- Their retries -----------------------------------------------------------------
