@@ -42,7 +42,7 @@ _MOST_AT_ONCE = 32  # requests that are answered
 _MOST_CHECKS = 4  # of them for /healthz alone
 _MOST_READ = 256  # connections whose request is not whole
 _READ_WITHIN = 10.0  # seconds for a whole request
-_WRITE_WITHIN = 30.0  # seconds for a whole response
+_WRITE_WITHIN = 30.0  # seconds for each part of a response: its head, its body
 _MOST_HEAD, _MOST_BODY = 1 << 14, 1 << 17  # bytes
 _MOST_SHOWN = 300  # letters of an address in the log
 
@@ -157,8 +157,7 @@ class LockServer(ThreadingMixIn, WSGIServer):
             _refuse(request, client_address, status)
         else:
             try:
-                whole: Any = (request, data)
-                _Handler(whole, client_address, self)
+                _Handler(data, request, client_address, self)
             finally:
                 slots.release()
 
@@ -192,34 +191,24 @@ class LockServer(ThreadingMixIn, WSGIServer):
             log.error("A request of %s failed.", client_address[0], exc_info=error)
 
 
-class _DeadlineFile(io.BufferedIOBase):
-    """A file that sends all that is written to it, and has one deadline for all."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._until = SYSTEM_CLOCK.monotonic() + _WRITE_WITHIN
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        left = self._until - SYSTEM_CLOCK.monotonic()
-        if left <= 0:
-            raise TimeoutError("the client reads too slowly")
-        self._sock.settimeout(left)
-        self._sock.sendall(data)
-        return len(data)
-
-
 class _Answer(ServerHandler):
     server_software = None  # type: ignore[assignment]
 
+    def log_exception(self, exc_info: Any) -> None:
+        log.error("The application failed.", exc_info=exc_info)
+
 
 class _Handler(WSGIRequestHandler):
+    timeout = _WRITE_WITHIN
+
+    def __init__(self, data: bytes, *connection: Any) -> None:
+        self._data = data
+        super().__init__(*connection)
+
     def setup(self) -> None:
-        request: Any = self.request
-        self.connection, data = request
-        self.rfile, self.wfile = io.BytesIO(data), _DeadlineFile(self.connection)
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BytesIO(self._data)
         self._began_at = SYSTEM_CLOCK.monotonic()
 
     def handle(self) -> None:
@@ -236,9 +225,6 @@ class _Handler(WSGIRequestHandler):
         # The handler fills up with the environment of the process: no user is in it.
         return {**environ, "REMOTE_USER": ""}
 
-    def get_stderr(self) -> Any:
-        return _ErrorLog()
-
     def send_header(self, keyword: str, value: str) -> None:
         if keyword != "Server":
             super().send_header(keyword, value)
@@ -253,17 +239,3 @@ class _Handler(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (its name)
         log.debug(format, *args)
-
-
-class _ErrorLog:
-    """A file for the errors of the application, which the handler writes."""
-
-    def write(self, text: str) -> int:
-        if text.strip():
-            log.error("%s", text.rstrip())
-        return len(text)
-
-    def writelines(self, lines: Any) -> None:
-        self.write("".join(lines))
-
-    def flush(self) -> None: ...

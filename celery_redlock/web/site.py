@@ -301,24 +301,18 @@ class LockPage:
         return self._hosts is None or _name_of(request.host) in self._hosts
 
     def _health(self, request: _Request) -> _Response:
-        told = self._state_of_nodes()
-        if self._is_known(request):
-            return told
-        return told._replace(body=f"{HTTPStatus(told.status).phrase}\n")
-
-    def _state_of_nodes(self) -> _Response:
         try:
             redlock = self._redlock()
+            votes, nodes = votes_of(node_status(redlock)), len(redlock.labels)
+            has_quorum = votes >= redlock.quorum
+            fact = "ok" if has_quorum else "No lock can be granted"
+            fact += f": {votes_text(votes, nodes)}"
+            fact += f", {redlock.quorum} are needed." if nodes > 1 else "."
         except RedlockError as error:
-            return _Response(f"{error}\n", _TEXT, HTTPStatus.SERVICE_UNAVAILABLE)
-        votes, nodes = votes_of(node_status(redlock)), len(redlock.labels)
-        has_quorum = votes >= redlock.quorum
-        fact = votes_text(votes, nodes)
-        if nodes > 1:
-            fact += f", {redlock.quorum} are needed"
+            has_quorum, fact = False, str(error)
         status = HTTPStatus.OK if has_quorum else HTTPStatus.SERVICE_UNAVAILABLE
-        word = "ok" if has_quorum else "No lock can be granted"
-        return _Response(f"{word}: {fact}.\n", _TEXT, status)
+        told = fact if self._is_known(request) else status.phrase
+        return _Response(f"{told}\n", _TEXT, status)
 
     def _scrape(self) -> Any:
         """Return the application for Prometheus; None if it is not installed."""
