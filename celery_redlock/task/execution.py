@@ -642,13 +642,9 @@ class Execution(TaskLock):
     def _send_event(self, lease: Lease) -> None:
         """Send the event ``task-lock-lost``. The broker may take a while."""
         call, decision = self.call, self._decision
-        facts = {
-            "key": call.key,
-            "fence": lease.fence,
-            "released_by": lease.released_by,
-        }
-        facts["decision"] = decision.name if decision else ""
-        send_event(call, "task-lock-lost", **facts)
+        facts = {"fence": lease.fence, "released_by": lease.released_by}
+        facts |= {"decision": decision.name if decision else ""}
+        send_event(call, "task-lock-lost", key=call.key, **facts)
 
     def _ask(self, loss: Loss) -> LossDecision:
         try:

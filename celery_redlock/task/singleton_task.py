@@ -338,8 +338,7 @@ class SingletonTask(_Base[P, R]):
         Raises:
             FingerprintError: They cannot be reduced to a key.
         """
-        args, kwargs = as_received(self, args, kwargs)
-        return self.key_rule.key_of(args, kwargs)
+        return self.lock_wanted(*args, **kwargs)[0]
 
     def lock_wanted(self, *args: P.args, **kwargs: P.kwargs) -> tuple[str, Limits]:
         """Return the key of the call with these arguments, and the limits of its keys.
