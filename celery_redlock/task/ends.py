@@ -28,7 +28,6 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import DuplicateTask, QuorumUnreachable, RedlockError
 from celery_redlock.options.broker import accepted_countdown, broker_errors, way_back
 from celery_redlock.records.beat_slots import mark_slot
-from celery_redlock.task.interrupt import Interrupter
 from celery_redlock.task.publishing import send_again
 from celery_redlock.task.results import can_be_read, stored_result
 
@@ -60,30 +59,19 @@ def comes_back(error: BaseException) -> bool:
     return isinstance(error, (Retry, RepublishedUnseen))
 
 
-class Pauses:
-    """The pauses of a copy that the broker does not accept: each is longer.
-
-    The interrupter lets time limits in meanwhile.
-    """
-
-    def __init__(self, interrupter: Interrupter | None = None) -> None:
-        self._interrupter = interrupter or Interrupter()
-        self._number = 0
-
-    def after(self, call: Call, error: BaseException) -> None:
-        """Log the error of the broker, and pause."""
-        pause = jittered(doubled(_FIRST_PAUSE, self._number, _LONGEST_PAUSE))
-        self._number += 1
-        log.warning(
-            "%s could not be republished (%s: %s). It keeps its worker process and "
-            "tries again in %.1f s.",
-            call,
-            type(error).__name__,
-            error,
-            pause,
-            extra=call.log_fields("republish-failed"),
-        )
-        self._interrupter.time_limited(lambda: SYSTEM_CLOCK.sleep(pause))
+def logged_pause(call: Call, error: BaseException, number: int) -> float:
+    """Log an error of the broker; return the seconds to pause, longer each time."""
+    pause = jittered(doubled(_FIRST_PAUSE, number, _LONGEST_PAUSE))
+    log.warning(
+        "%s could not be republished (%s: %s). It keeps its worker process and "
+        "tries again in %.1f s.",
+        call,
+        type(error).__name__,
+        error,
+        pause,
+        extra=call.log_fields("republish-failed"),
+    )
+    return pause
 
 
 def end_refused(error: BaseException) -> BaseException:
@@ -144,7 +132,8 @@ def drop_if_finished(call: Call) -> None:
         reason = RedlockError("it has ended, and its chord may not know it yet")
         header = {"redelivered": True, "ended": True}
         deferred = call.header.deferred + 1
-        republish(call, reason, left, Pauses(), deferred=deferred, **header)
+        error = republish(call, reason, left, deferred=deferred, **header)
+        SYSTEM_CLOCK.sleep(logged_pause(call, error, 0))
     extra = call.log_fields("copy-dropped")
     log.info("%s has finished already; this copy of it is dropped.", call, extra=extra)
     raise Ignore(f"{call} has finished already")
@@ -270,12 +259,8 @@ def _count_in_chord(call: Call) -> float:
 
 
 def republish(
-    call: Call,
-    reason: RedlockError,
-    countdown: float,
-    pauses: Pauses,
-    **header: Any,
-) -> None:
+    call: Call, reason: RedlockError, countdown: float, **header: Any
+) -> BaseException:
     """Publish the call again and end this copy of it.
 
     The next copy has the same id, the same retries and the same place in a canvas.
@@ -285,7 +270,6 @@ def republish(
         reason: Why it cannot run now. A task that runs eagerly has no queue and
             ends with this error.
         countdown: Seconds until it may run.
-        pauses: What the call does when the broker does not accept it.
         **header: Fields of the header that change.
 
     Raises:
@@ -297,8 +281,8 @@ def republish(
             this error, because it would come again.
 
     Returns:
-        The broker did not accept it. The call has paused, longer each time: try
-        the lock, or this method, again.
+        The error by which the broker does not accept it. Pause, and try the lock, or
+        this function, again.
     """
     if call.request.is_eager:
         raise reason
@@ -315,8 +299,7 @@ def republish(
     try:
         _publish(call, countdown, fresh)
     except broker_errors(app) as error:
-        pauses.after(call, error)
-        return
+        return error
     except Exception:
         extra = call.log_fields("republish-failed")
         text = "%s cannot be republished, and fails: the broker is not the reason."

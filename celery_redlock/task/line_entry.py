@@ -41,7 +41,7 @@ from celery_redlock.line.successors import RegisterReply, withdraw
 from celery_redlock.locks.lease import Holder
 from celery_redlock.policies import BufferOne, CancelRunning
 from celery_redlock.scripts.keys import shown
-from celery_redlock.task.ends import Pauses, end_as_revoked, republish
+from celery_redlock.task.ends import end_as_revoked, logged_pause, republish
 from celery_redlock.task.publishing import release_claim
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class LineEntry:
         self._keep: str | None = header.next or task.keeps or None
         self._is_entered = bool(header.next)  # by a majority of the nodes
         self._replaces = task.replaces
+        self._refusals = 0  # by the broker
 
     # -- its ends ------------------------------------------------------------------
 
@@ -110,12 +111,11 @@ class LineEntry:
             header["line"] = (call.key, call.options.task.claim_seconds)
             self.keep_place(call.key, countdown)
         header = {"refused": self._refused, **header}
-        republish(call, reason, countdown, self._pauses, **header)
+        error = republish(call, reason, countdown, **header)
+        pause = logged_pause(call, error, self._refusals)
+        self._refusals += 1
+        self._interrupter.time_limited(lambda: SYSTEM_CLOCK.sleep(pause))
         return 0.0
-
-    @functools.cached_property
-    def _pauses(self) -> Pauses:
-        return Pauses(self._interrupter)
 
     # -- the backlog ---------------------------------------------------------------
 
