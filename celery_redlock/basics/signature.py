@@ -24,12 +24,14 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     wrapper may inject an argument, or remove one. (``inspect`` follows
     ``__wrapped__``.) A wrapper that passes on what it gets can say so with a
     ``__signature__``; one without a signature, such as ``lru_cache``, does nothing
-    else.
+    else, and nor does the one that Celery makes for ``pydantic=True``.
 
     Raises:
         ValueError: A builtin has no signature.
         TypeError: It is no callable.
     """
+    if getattr(function, "__globals__", {}).get("__name__") == "celery.app.base":
+        function = getattr(function, "__wrapped__", function)
     try:
         return inspect.signature(function, follow_wrapped=False, **_OPTIONS)
     except ValueError:

@@ -642,14 +642,24 @@ def _warn_of_bypass(task: type[Task]) -> None:
     """Warn about a ``__call__`` that replaces the one that takes the lock."""
     before = task.__mro__[: task.__mro__.index(SingletonTask)]
     for base in before:
-        code = getattr(vars(base).get("__call__"), "__code__", None)
-        if code is not None and "__call__" not in code.co_names:
+        if "__call__" in vars(base) and not _may_call_on(vars(base)["__call__"]):
             warnings.warn(
                 f"{base.__module__}.{base.__qualname__}.__call__ does not call "
                 f"super().__call__(), so the task {task.name} takes no lock.",
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _may_call_on(call: Callable[..., Any]) -> bool:
+    """Tell whether a ``__call__`` may call the one that it takes the place of.
+
+    A decorator, such as one of Celery's ``task_annotations``, has that in a closure.
+    """
+    code = getattr(inspect.unwrap(call), "__code__", None)
+    if code is None or "__call__" in code.co_names:
+        return True
+    return bool(set(code.co_freevars) - {"__class__"})
 
 
 worker_hooks.connect()

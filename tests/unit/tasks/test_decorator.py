@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -179,6 +180,34 @@ def test_pydantic_models_have_the_key_of_what_is_sent(app: Celery) -> None:
     assert job.lock_key(Order(number=3)) == job.lock_key(wire)
 
 
+@pytest.mark.parametrize(
+    ("rule", "key"),
+    [
+        ({"key": "order:{order.number}"}, "order:3"),
+        ({"key": lambda order: f"order:{order['number']}"}, "order:3"),
+        ({"key": "copies:{copies}"}, "copies:1"),
+        ({"unique_on": ["copies"]}, None),
+    ],
+    ids=["field", "callable", "default", "unique_on"],
+)
+@pytest.mark.parametrize("bind", [False, True])
+def test_arguments_of_a_task_with_pydantic_have_names(
+    app: Celery, rule: dict[str, Any], key: str | None, *, bind: bool
+) -> None:
+    """Celery puts a wrapper without a signature around the function."""
+
+    def job(order: Order, copies: int = 1) -> None: ...
+    def bound(self: Any, order: Order, copies: int = 1) -> None: ...
+
+    options = {"app": app, "shared": False, "pydantic": True, "bind": bind, **rule}
+    task = singleton_task(**options)(bound if bind else job)
+
+    of_model, of_message = task.lock_key(Order(number=3)), task.lock_key({"number": 3})
+    assert of_model == of_message == (key or of_model)
+    with pytest.raises(FingerprintError, match="order"):
+        task.lock_key()
+
+
 def test_request_class_of_the_user_is_composed(app: Celery) -> None:
     """The request class of the user, a class or a name, is kept as a base."""
     plain = job_of(app, Request="celery.worker.request:Request")
@@ -277,6 +306,27 @@ def test_call_that_uses_super_is_not_warned_about(app: Celery) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         app.register_task(Polite())
+
+
+@pytest.mark.parametrize("is_named_alike", [True, False])
+def test_call_in_a_decorator_is_not_warned_about(
+    app: Celery, *, is_named_alike: bool
+) -> None:
+    """An annotation of Celery may wrap ``__call__``, which still takes the lock."""
+
+    def timed(call: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
+
+        return functools.wraps(call)(wrapper) if is_named_alike else wrapper
+
+    app.conf.task_annotations = {"*": {"@__call__": timed}}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        task = job_of(app)
+
+    assert vars(task.__class__)["__call__"] is not SingletonTask.__call__
 
 
 # -- autoretry ---------------------------------------------------------------------
