@@ -41,7 +41,7 @@ from celery_redlock.operations.doctor import (
     findings_of,
     worst_of,
 )
-from celery_redlock.operations.inspect import inspect_nodes, node_status, votes_of
+from celery_redlock.operations.inspect import inspect_nodes, node_status, voting_nodes
 from celery_redlock.operations.words import votes_text, with_app
 from celery_redlock.stores.connection import store_of
 
@@ -132,7 +132,7 @@ def _wait(session: Session, seconds: float, *, all_nodes: bool) -> int:
     give_up_at = clock.monotonic() + seconds
     while True:
         nodes = node_status(redlock)
-        votes, left = votes_of(nodes), give_up_at - clock.monotonic()
+        votes, left = len(voting_nodes(nodes)), give_up_at - clock.monotonic()
         if votes >= wanted or left <= 0:
             break
         clock.sleep(min(_PAUSE, left))

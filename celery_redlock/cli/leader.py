@@ -11,7 +11,12 @@ from celery_redlock.beat import election_key
 from celery_redlock.cli.output.format import doubt_lines, holder_document
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
 from celery_redlock.locks.lease import Inspection
-from celery_redlock.operations.inspect import LockStatus, node_status, other_settings
+from celery_redlock.operations.inspect import (
+    LockStatus,
+    doubts_of,
+    node_status,
+    other_settings,
+)
 from celery_redlock.operations.words import duration, since
 from celery_redlock.records.standbys import Leadership, leadership_of
 
@@ -68,7 +73,7 @@ def _document(found: Leadership, status: LockStatus) -> dict[str, Any]:
         "known": status.is_held is not None,
         "standbys": [_candidate(standby) for standby in found.standbys],
         "nodes": list(found.ballot.labels),
-        "unseen": {n.label: n.doubt for n in status.nodes if n.doubt},
+        "unseen": doubts_of(status.nodes),
     }
 
 

@@ -24,7 +24,7 @@ from celery_redlock.cli.output.session import (
     Session,
     every_option,
 )
-from celery_redlock.operations.inspect import other_settings
+from celery_redlock.operations.inspect import doubts_of, other_settings
 from celery_redlock.operations.scan import Scan, SeenHolder, scan
 from celery_redlock.operations.words import plural, unknown_text
 
@@ -103,7 +103,7 @@ def _document(seen: Scan, shown: Sequence[SeenHolder]) -> dict[str, Any]:
         "nodes": list(seen.labels),
         "quorum": seen.quorum,
         "unseen": seen.unseen,
-        "doubts": {node.label: node.doubt for node in seen.nodes if node.doubt},
+        "doubts": doubts_of(seen.nodes),
         "known": seen.has_quorum,
         "limits": limits_document(seen.limits) if seen.has_quorum else None,
         "locks": [seen_document(lock) for lock in shown],

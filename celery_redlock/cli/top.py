@@ -23,7 +23,7 @@ from celery_redlock.cli.output.format import (
 )
 from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import Command, Session, every_option
-from celery_redlock.operations.inspect import NodeState, other_settings, votes_of
+from celery_redlock.operations.inspect import NodeState, other_settings, voting_nodes
 from celery_redlock.operations.scan import Scan, scan
 from celery_redlock.operations.words import age_of, plural, votes_text
 
@@ -94,7 +94,7 @@ def _frames(redlock: Redlock) -> Iterator[_Frame]:
 def _lines(frame: _Frame) -> list[str]:
     """Return a screen: nodes, and as many locks as fit."""
     seen, nodes = frame.seen, len(frame.seen.nodes)
-    voting = votes_of(seen.nodes)
+    voting = len(voting_nodes(seen.nodes))
     mood = "warning" if voting >= seen.quorum else "bad"
     vote = votes_text(voting, nodes)
     head = [painted(vote, "good" if voting == nodes else mood)]

@@ -19,7 +19,7 @@ from prometheus_client.core import GaugeMetricFamily
 from celery_redlock.app.runtime import redlock_from, runtime_of
 from celery_redlock.beat import election_key
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.operations.inspect import NodeState, node_status
+from celery_redlock.operations.inspect import NodeState, node_status, voting_nodes
 from celery_redlock.operations.scan import inspect_limits, scan
 from celery_redlock.records.standbys import leadership_of
 from celery_redlock.task.singleton_task import SingletonTask
@@ -180,25 +180,16 @@ def _limited_keys(app: Celery) -> list[LimitedKey]:
 
 
 def _nodes(redlock: Redlock) -> Iterator[GaugeMetricFamily]:
-    up, votes, waits = {}, {}, {}
-    servers: set[str] = set()
-    for seen in node_status(redlock):
-        up[seen.label] = seen.state is not NodeState.SILENT
-        votes[seen.label] = _votes(seen, servers)
-        waits[seen.label] = _wait(seen, redlock.timing.quarantine)
+    nodes = node_status(redlock)
+    counted = voting_nodes(nodes)
+    up = {seen.label: seen.state is not NodeState.SILENT for seen in nodes}
+    votes = {seen.label: seen in counted for seen in nodes}
+    waits = {seen.label: _wait(seen, redlock.timing.quarantine) for seen in nodes}
     yield _gauge("nodes", len(redlock.labels))
     yield _gauge("quorum", redlock.quorum)
     yield _gauge("node_up", up)
     yield _gauge("node_votes", votes)
     yield _gauge("node_quarantine_seconds", waits)
-
-
-def _votes(seen: NodeStatus, servers: set[str]) -> bool:
-    """Tell whether the vote counts. A server with two names has one vote."""
-    if seen.state is not NodeState.VOTES or seen.run_id in servers:
-        return False
-    servers.add(seen.run_id)
-    return True
 
 
 def _wait(seen: NodeStatus, whole: float) -> float:

@@ -276,10 +276,18 @@ def each_answering(
     return PerNode(visited.results, {**silent, **visited.unseen})
 
 
-def votes_of(statuses: Iterable[NodeStatus]) -> int:
-    """Return the number of votes that count. A server with two names has one vote."""
-    voting = [node for node in statuses if node.state is NodeState.VOTES]
-    return len({node.run_id or node.label for node in voting})
+def voting_nodes(statuses: Iterable[NodeStatus]) -> list[NodeStatus]:
+    """Return the nodes whose votes count: of a server with two names, the first."""
+    found: dict[str, NodeStatus] = {}
+    for node in statuses:
+        if node.state is NodeState.VOTES:
+            found.setdefault(node.run_id or node.label, node)
+    return [*found.values()]
+
+
+def doubts_of(statuses: Iterable[NodeStatus]) -> dict[str, str]:
+    """Return why nodes cannot tell what is held, by the name of the node."""
+    return {node.label: node.doubt for node in statuses if node.doubt}
 
 
 def present_view(statuses: Iterable[NodeStatus]) -> str:

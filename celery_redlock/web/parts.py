@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from celery_redlock.basics.text import on_nodes
-from celery_redlock.operations.inspect import NodeState
+from celery_redlock.operations.inspect import NodeState, doubts_of
 from celery_redlock.operations.words import (
     UNREADABLE,
     age_of,
@@ -288,9 +288,11 @@ def _count(node: NodeStatus, locks: int) -> str:
 
 def doubts(nodes: Iterable[NodeStatus]) -> Html:
     """Say why nodes cannot tell what is held, one paragraph for each."""
-    found = [(node.label, node.doubt) for node in nodes if node.doubt]
     return join(
-        *(tag("p", f"Node {name} {why}.", class_="help") for name, why in found)
+        *(
+            tag("p", f"Node {name} {why}.", class_="help")
+            for name, why in doubts_of(nodes).items()
+        )
     )
 
 

@@ -31,7 +31,7 @@ from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.inspect import (
     node_status,
     other_settings,
-    votes_of,
+    voting_nodes,
 )
 from celery_redlock.operations.release import Operator, ask_for_page, release
 from celery_redlock.operations.scan import Scan, scan
@@ -303,7 +303,7 @@ class LockPage:
     def _health(self, request: _Request) -> _Response:
         try:
             redlock = self._redlock()
-            votes, nodes = votes_of(node_status(redlock)), len(redlock.labels)
+            votes, nodes = len(voting_nodes(node_status(redlock))), len(redlock.labels)
             has_quorum = votes >= redlock.quorum
             fact = "ok" if has_quorum else "No lock can be granted"
             fact += f": {votes_text(votes, nodes)}"
@@ -576,7 +576,7 @@ class LockPage:
 
 def _verdict(snapshot: _Snapshot) -> Html:
     """Say whether locks can be granted."""
-    votes, nodes = votes_of(snapshot.seen.nodes), len(snapshot.seen.nodes)
+    votes, nodes = len(voting_nodes(snapshot.seen.nodes)), len(snapshot.seen.nodes)
     quorum = snapshot.seen.quorum
     fact = votes_text(votes, nodes)
     if votes < quorum:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.text import cut_to, printable, width_of
 from celery_redlock.cli.output.ink import painted
+from celery_redlock.operations.inspect import doubts_of
 from celery_redlock.operations.words import (
     UNREADABLE,
     age_of,
@@ -151,8 +152,9 @@ def doubt_lines(nodes: Iterable[NodeStatus], settings: str = "") -> list[str]:
         nodes: All nodes.
         settings: How the settings differ, with the remedy, where they do.
     """
-    doubts = {node.label: node.doubt for node in nodes if node.doubt}
-    return unseen_lines(doubts) + ([painted(settings, "warning")] if settings else [])
+    return unseen_lines(doubts_of(nodes)) + (
+        [painted(settings, "warning")] if settings else []
+    )
 
 
 def keys_text(key: str, *, beside: Sequence[str] = ()) -> str:

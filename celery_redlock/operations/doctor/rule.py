@@ -17,7 +17,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from celery_redlock.operations.inspect import NodeState
+from celery_redlock.operations.inspect import voting_nodes
 from celery_redlock.options.broker import visibility_timeout
 from celery_redlock.options.lock_options import LockOptions
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from celery import Celery, Task
 
     from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.operations.inspect import NodeReport
+    from celery_redlock.operations.inspect import NodeReport, NodeStatus
 
 
 class Severity(enum.IntEnum):
@@ -136,11 +136,9 @@ class Case:
         return frozenset(conf.get("redlock_doctor_ignore") or ())
 
     @property
-    def voting(self) -> list[NodeReport]:
-        """The nodes that vote; if several of them are one server, the first."""
-        by_server = {report.status.run_id: report for report in reversed(self.reports)}
-        votes = NodeState.VOTES
-        return [r for r in by_server.values() if r.status.state is votes]
+    def voting(self) -> list[NodeStatus]:
+        """The nodes whose votes count."""
+        return voting_nodes(report.status for report in self.reports)
 
     @property
     def lock_tasks(self) -> list[LockTask]:
