@@ -159,7 +159,10 @@ CHILD = """
         signal.signal(signal.SIGUSR1, soft_limit)
         guard = interrupter()
         print(type(guard).__name__)
-        {body}
+        try:
+            {body}
+        except SoftLimit:
+            print("limit")
 
     process = Process(target=child)
     process.start()
@@ -169,10 +172,12 @@ CHILD = """
 
 
 def say_in_child(body: str) -> list[str]:
-    """Run these lines on the main thread of a pool's child; return what they print."""
-    indented = textwrap.indent(textwrap.dedent(body).strip(), " " * 8).strip()
-    program = textwrap.dedent(CHILD).replace("{body}", indented.replace("\n    ", "\n"))
-    name, *said = run_python(program)
+    """Run these lines on the main thread of a pool's child; return what they print.
+
+    A soft limit that they let through is printed as "limit".
+    """
+    body = textwrap.indent(textwrap.dedent(body).strip(), " " * 8).strip()
+    name, *said = run_python(textwrap.dedent(CHILD).replace("{body}", body))
     assert name == "_BySignal"
     return said
 
@@ -197,11 +202,8 @@ def test_child_gets_its_soft_limit_while_it_is_interruptible() -> None:
     """The same signal from Celery still raises the soft limit."""
     said = say_in_child(
         """
-        try:
-            with guard:
-                guard.interruptible(limit)
-        except SoftLimit:
-            print("limit")
+        with guard:
+            guard.interruptible(limit)
         """
     )
 
@@ -213,14 +215,11 @@ def test_child_gets_its_soft_limit_in_a_wait_but_no_interrupt() -> None:
     said = say_in_child(
         """
         from celery_redlock.task.interrupt import _signal_handler
-        try:
-            with guard:
-                guard.interruptible(lambda: None)
-                _signal_handler.send(guard, LockLost("late"))
-                guard.time_limited(lambda: print("waits"))
-                guard.time_limited(limit)
-        except SoftLimit:
-            print("limit")
+        with guard:
+            guard.interruptible(lambda: None)
+            _signal_handler.send(guard, LockLost("late"))
+            guard.time_limited(lambda: print("waits"))
+            guard.time_limited(limit)
         """
     )
 
@@ -240,12 +239,9 @@ def test_child_gets_its_soft_limit_after_an_interrupt_that_came_too_late() -> No
         except KeyError as error:
             print(error)
         task_prerun.send(sender=None)
-        try:
-            next_guard = interrupter()
-            with next_guard:
-                next_guard.interruptible(limit)
-        except SoftLimit:
-            print("limit")
+        next_guard = interrupter()
+        with next_guard:
+            next_guard.interruptible(limit)
         """
     )
 
@@ -256,13 +252,10 @@ def test_child_gets_a_soft_limit_that_came_too_early_with_the_body() -> None:
     """A soft limit during the acquire is raised in place of the body."""
     said = say_in_child(
         """
-        try:
-            with guard:
-                limit()
-                print("taken")
-                guard.interruptible(lambda: print("never"))
-        except SoftLimit:
-            print("limit")
+        with guard:
+            limit()
+            print("taken")
+            guard.interruptible(lambda: print("never"))
         """
     )
 
@@ -273,13 +266,10 @@ def test_child_gets_a_soft_limit_that_came_late_after_the_release() -> None:
     """A soft limit during the release is raised after the release."""
     said = say_in_child(
         """
-        try:
-            with guard:
-                guard.interruptible(lambda: print("body"))
-                limit()
-                print("released")
-        except SoftLimit:
-            print("limit")
+        with guard:
+            guard.interruptible(lambda: print("body"))
+            limit()
+            print("released")
         """
     )
 
@@ -319,10 +309,7 @@ def test_child_that_has_failed_gets_no_soft_limit_until_its_next_task() -> None:
             print("released")
         limit()
         task_prerun.send(sender=None)
-        try:
-            limit()
-        except SoftLimit:
-            print("limit")
+        limit()
         """
     )
 
@@ -344,11 +331,8 @@ def test_task_that_calls_another_one_eagerly_keeps_its_soft_limit() -> None:
             inner()
         except SoftLimit:
             print("limit")
-        try:
-            with guard:
-                guard.interruptible(inner)
-        except SoftLimit:
-            print("limit")
+        with guard:
+            guard.interruptible(inner)
         """
     )
 
@@ -363,11 +347,8 @@ def test_task_gets_a_limit_that_came_while_another_one_failed_within_it() -> Non
             with interrupter(within_task=True):
                 limit()
                 {}["missing"]
-        try:
-            with guard:
-                guard.interruptible(inner)
-        except SoftLimit:
-            print("limit")
+        with guard:
+            guard.interruptible(inner)
         """
     )
 
