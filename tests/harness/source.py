@@ -49,6 +49,10 @@ def log_events() -> dict[str, set[str]]:
         fields = {keyword.arg for keyword in call.keywords if keyword.arg}
         if name == "self._log":  # of a `NodeLog`
             fields = {"node", "reason"} if len(call.args) > 3 else {"node"}
+        elif name == "self._fields":  # of an `OutageLog`
+            fields = {"calls", "tries", "seconds"}
+        elif name == "self._warn_once":  # of a `Runtime`
+            fields = {"task"}
         elif name.endswith(".log_fields"):  # a method of a call, which adds these
             fields |= {"task", "task_id", "key"}
         elif name != "log_fields":
