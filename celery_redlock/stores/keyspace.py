@@ -15,7 +15,14 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from celery_redlock.scripts.keyspace import HASH, STRING, ZSET, Entry, Keyspace
+from celery_redlock.scripts.keyspace import (
+    HASH,
+    STRING,
+    ZSET,
+    Entry,
+    Keyspace,
+    WrongType,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -148,16 +155,14 @@ class StoreKeyspace(Keyspace):
         for name in (*names, *parts):
             self._entries[name] = None
         found: dict[bytes, Entry] = {}
-        for cell in cells:
-            entry = found.get(cell.name)
+        for name, field_, kind, value, score, ends in cells:
+            entry = found.get(name)
             if entry is None:
-                entry = found[cell.name] = Entry("")
-            if cell.field == HEAD:
-                entry.kind, entry.value = cell.kind, cell.value
-                entry.expires_at_ms = cell.expires_at_ms
+                entry = found[name] = Entry("")
+            if field_ == HEAD:
+                entry.kind, entry.value, entry.expires_at_ms = kind, value, ends
             else:
-                value = cell.value if cell.kind == HASH else cell.score
-                entry.members[cell.field[1:]] = value
+                entry.members[field_[1:]] = value if kind == HASH else score
         for name, entry in found.items():
             if self._is_there(entry):
                 self._entries[name] = entry
@@ -176,9 +181,14 @@ class StoreKeyspace(Keyspace):
         return self._sees_ended and entry.kind == STRING
 
     def _at(self, name: bytes, kind: str = "") -> Entry | None:
-        if name not in self._entries:
+        try:
+            entry = self._entries[name]
+        except KeyError:
             self.enter([name], self._loader.load([name]))
-        return super()._at(name, kind)
+            entry = self._entries[name]
+        if entry is not None and kind and entry.kind != kind:
+            raise WrongType
+        return entry
 
     def _counter(self, name: bytes) -> Counter | None:
         """Return the store if it counts this set, when it has written the changes.
