@@ -255,7 +255,7 @@ class ZooKeeper(CompareAndSwapStore):
         # connection breaks, kazoo sends the reads to another server.
         synced = self._client.sync_async(_ROOT)
         parts = needs.parts
-        places = [(name, HEAD) for name in needs.names | parts]
+        places = [(name, HEAD) for name in (*needs.names, *parts)]
         places += [place for name in parts for place in needs.counters(name)]
         cells = self._read(places)
         cells += self._read_members(needs.names)
