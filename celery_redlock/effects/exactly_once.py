@@ -31,8 +31,8 @@ raises an error                 rolls back; FAILURE as usual. With
                                 ``exactly_once_failures`` the failure is recorded
 ``self.retry()``, autoretry     rolls back: the call is not done yet. Errors at begin
                                 and commit are retried by ``autoretry_for``, too
-``Ignore``, ``Reject``,         rolls back
-``self.replace()``
+``Ignore``, ``Reject``          rolls back
+``self.replace()``              is refused: Celery ends it by ``Ignore``
 is interrupted (lock lost,      rolls back
 cancelled, time limit)
 ==============================  ======================================================

@@ -460,6 +460,23 @@ class SingletonTask(_Base[P, R]):
         """Run the call here, as Celery does; the ``conflict`` of its result is None."""
         return with_conflict(super().apply(*args, **options))
 
+    def replace(self, sig: Any) -> Any:
+        """Run another call in the place of this one, as Celery does.
+
+        Raises:
+            celery.exceptions.Ignore: The other call was sent; in a worker always.
+            ConfigurationError: The task has ``exactly_once_in``, and this exception
+                would roll back what the body has written. Nothing was sent.
+        """
+        execution = running()
+        if execution and execution.call.task is self and execution.call.options.records:
+            raise ConfigurationError(
+                f"{execution.call} cannot replace itself: it has exactly_once_in, and "
+                "what the body has written would be rolled back. Nothing was sent. "
+                "Send the next call with the commit, by the outbox, and return."
+            )
+        return super().replace(sig)
+
     def signature_from_request(self, *args: Any, **kwargs: Any) -> Any:
         """Return the call for a retry, without the header of this package.
 

@@ -232,6 +232,27 @@ def test_retry_is_the_same_call_and_not_yet_done(
     assert ledger.count(name) == 1
 
 
+def test_body_that_replaces_itself_is_refused(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """Celery ends it by ``Ignore``, which rolls back, and the call would succeed."""
+
+    @worker.app.task(name="next")
+    def following() -> None: ...
+
+    @worker.task(exactly_once_in=ledger.database, bind=True)
+    def add(self: Any) -> None:
+        ledger.add(name)
+        raise self.replace(following.si())
+
+    run = worker.run(add)
+
+    assert isinstance(run.result, ConfigurationError)
+    assert "outbox" in str(run.result)
+    assert worker.published == []
+    assert ledger.count(name) == 0
+
+
 def test_result_that_cannot_be_serialized_is_an_error_before_the_commit(
     worker: Worker, ledger: Ledger, name: str
 ) -> None:
