@@ -31,7 +31,7 @@ def fails(_environ: Any, _start: Any) -> Iterable[bytes]:
 
 def read(url: str) -> bytes:
     """Return the body of a page."""
-    with urlopen(url, timeout=30) as answer:  # noqa: S310  (the server of this test)
+    with urlopen(url, timeout=60) as answer:  # noqa: S310  (the server of this test)
         body: bytes = answer.read()
     return body
 
@@ -58,7 +58,7 @@ def test_slow_connections_block_no_request(serve: Callable[..., str]) -> None:
         connection.sendall(b"GET / HTTP/1.1\r\nX: ")
 
     assert read(url).startswith(b"127.0.0.1")
-    slow[0].settimeout(10)
+    slow[0].settimeout(60)
     assert slow[0].recv(100).startswith(b"HTTP/1.0 408 ")
     for connection in slow:
         connection.close()
