@@ -74,7 +74,7 @@ def reconfigure(  # noqa: PLR0913  (an argument for each option)
     with closing(before), closing(after):
         session.say(*_comparison(before, after, abort=abort))
         if before.labels != after.labels:
-            session.say(*_workers(session, after if abort else before), "")
+            session.say(*_workers(session, before, abort=abort), "")
         question = "Take this change back now?" if abort else "Change it now?"
         session.confirm(question, yes=yes)
         steps = _run(session, before, after, gone=gone, abort=abort)
@@ -151,49 +151,52 @@ def _nodes_in(given: SecretUrl) -> Sequence[Any]:
     return nodes
 
 
-def _workers(session: Session, present: Redlock) -> list[str]:
-    """Say which running workers must be updated after the change."""
+def _workers(session: Session, present: Redlock, *, abort: bool) -> list[str]:
+    """Say which running workers must be updated after the change, or end before."""
     session.app.loader.import_default_modules()
     these, others = workers_by_nodes(session.app, present.labels)
     if not these and not others:
         return ["No running worker has told which nodes it uses."]
-    seen = plural(len(these), "running worker")
-    lines = [f"{seen} with the present nodes: {', '.join(these) or 'none'}."]
+    seen, which = plural(len(these), "running worker"), "old" if abort else "present"
+    lines = [f"{seen} with the {which} nodes: {', '.join(these) or 'none'}."]
     if others:
-        named = ", ".join(others)
-        lines.append(painted(f"Workers with other nodes: {named}.", "warning"))
+        # They would take new nodes without memory for theirs.
+        text = "End the workers with other nodes first" if abort else ""
+        text = f"{text or 'Workers with other nodes'}: {', '.join(others)}."
+        lines.append(painted(text, "warning"))
     return lines
 
 
 def _comparison(before: Redlock, after: Redlock, *, abort: bool) -> list[str]:
+    changes = (
+        MoodText("stays", "faint"),
+        MoodText("removed", "warning"),
+        MoodText("new", "good"),
+    )
+    if abort:
+        again = MoodText("votes again", "good")
+        changes = (again, again, MoodText("is not used", "faint"))
+    stays, only_before, only_after = changes
     rows: list[Row] = []
     for label in dict.fromkeys((*before.labels, *after.labels)):
-        if label not in after.labels:
-            change = MoodText("removed", "warning")
-        elif label in before.labels:
-            change = MoodText("stays", "faint")
-        else:
-            change = MoodText("new", "good")
-        rows.append([label, change])
+        change = stays if label in after.labels else only_before
+        rows.append([label, change if label in before.labels else only_after])
     old_ttl, new_ttl = before.timing.max_ttl, after.timing.max_ttl
-    max_ttl = f"redlock_max_ttl is {old_ttl:g} s"
-    if old_ttl != new_ttl:
-        max_ttl += f", and {new_ttl:g} s afterwards"
+    nodes = plural(len(before.labels), "node")
     longest = duration(max(before.timing.quarantine, after.timing.quarantine))
-    warning = [
-        painted(f"No lock is granted or renewed for about {longest}.", "warning"),
-        "A task that runs longer than its ttl meanwhile loses its lock.",
-    ]
     if abort:
         later = f"or in about {longest} if new nodes have lost their memory"
-        warning = [
-            f"This change is taken back: locks are granted again at once, {later}."
+        summary = [
+            f"{nodes} afterwards, and redlock_max_ttl is {old_ttl:g} s: as they were.",
+            f"This change is taken back: locks are granted again at once, {later}.",
         ]
-    return [
-        *table((Column("NODE"), Column("AFTERWARDS")), rows),
-        "",
-        f"{plural(len(before.labels), 'node')}, {len(after.labels)} afterwards.",
-        f"{max_ttl}.",
-        *warning,
-        "",
-    ]
+    else:
+        later = f", and {new_ttl:g} s afterwards" if old_ttl != new_ttl else ""
+        summary = [
+            f"{nodes}, {len(after.labels)} afterwards.",
+            f"redlock_max_ttl is {old_ttl:g} s{later}.",
+            painted(f"No lock is granted or renewed for about {longest}.", "warning"),
+            "A task that runs longer than its ttl meanwhile loses its lock.",
+        ]
+    table_lines = table((Column("NODE"), Column("AFTERWARDS")), rows)
+    return [*table_lines, "", *summary, ""]

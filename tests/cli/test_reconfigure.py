@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -116,6 +117,20 @@ def test_reconfigure_without_a_change_is_wrong_usage(project: Project) -> None:
     assert "Say what to change" in nothing.err
     assert "Nothing to do" in same.err
     assert "nowhere cannot be read" in no_file.err
+
+
+def test_abort_shows_the_nodes_that_vote_after_it(project: Project) -> None:
+    """The old nodes vote again, and a node that was to be new is no node of these."""
+    planned = [*project.urls[:2], "redis://127.0.0.1:1/0"]
+    words = ("reconfigure", "--to", ",".join(planned), "--max-ttl", "120", "--abort")
+
+    run = project.redlock(*words, typed="n\n")
+
+    rows = dict(re.findall(r"^(127\.\S+) +(\S.*)$", run.out, re.MULTILINE))
+    old = {project.label(i): "votes again" for i in range(len(project.nodes))}
+    assert rows == {**old, "127.0.0.1:1/0": "is not used"}
+    assert f"{len(old)} nodes afterwards, and redlock_max_ttl is 60 s" in run.out
+    assert "removed" not in run.out
 
 
 def test_reconfigure_without_a_yes_does_nothing(project: Project) -> None:

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import states
+from celery.bin.base import CLIContext
 from celery.events.state import State
+from click.testing import CliRunner
 
 from celery_redlock import DuplicateTask
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.cli import redlock
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations import doctor
 from celery_redlock.operations.doctor import workers_by_nodes
@@ -238,6 +241,21 @@ def test_workers_tell_the_names_of_their_nodes(prefork: Deployment) -> None:
     these, others = workers_by_nodes(prefork.app, labels)
     assert (len(these), others) == (1, [])
     assert workers_by_nodes(prefork.app, labels[:3]) == ([], these)
+
+
+def test_abort_names_the_workers_to_end_first(prefork: Deployment) -> None:
+    """Those with the old nodes get locks again; those with other nodes must end."""
+    worker = prefork.worker.container.node_name
+    ours, elsewhere = ",".join(prefork.nodes.urls), "redis://127.0.0.1:1"
+
+    def told(old: str, new: str) -> str:
+        words = ("reconfigure", "--from", old, "--to", new, "--abort")
+        context = CLIContext(app=prefork.app, no_color=False, workdir=None)
+        return CliRunner().invoke(redlock, words, obj=context, input="n\n").stdout
+
+    assert f"1 running worker with the old nodes: {worker}.\n" in told(ours, elsewhere)
+    assert "End" not in told(ours, elsewhere)
+    assert f"End the workers with other nodes first: {worker}." in told(elsewhere, ours)
 
 
 def test_doctor_names_workers_whose_locks_are_on_other_nodes(
