@@ -256,6 +256,15 @@ def test_replies_are_entered_in_any_order() -> None:
     assert asked.is_done()
 
 
+def test_node_cannot_answer_twice() -> None:
+    """A second answer would belong to another request."""
+    asked = request()
+    asked.answer(0, [1])
+
+    with pytest.raises(ValueError, match="a has already voted"):
+        asked.answer(0, [1])
+
+
 def test_reply_after_a_failure_is_ignored() -> None:
     """The caller was told that the node is silent; the vote stays what it was."""
     asked = request()
