@@ -499,7 +499,7 @@ def test_limit_that_is_no_number_of_permits_is_refused(value: Any) -> None:
         ("10/y", "there is no unit 'y'. Write a number of starts and a unit"),
         ("0/s", "the number of starts must be from 1 to 1000"),
         ("6000/h", "For more, shorten the period: 6000/h is 100/m"),
-        ("10", "Write a number of starts and a unit"),
+        ("9", "Write a number of starts and a unit"),
         (10, "Write a number of starts and a unit"),
         ((10, 0), "must be a number of seconds above 0"),
         ((10, timedelta(0)), "must be a number of seconds above 0"),
