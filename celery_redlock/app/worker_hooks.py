@@ -47,6 +47,8 @@ def _check_configuration(sender: Any, **_: object) -> None:
     try:
         for task in sender.app.tasks.values():
             _refuse_task_above(task)
+        if tasks:
+            _refuse_messages_without_headers(sender.app)
         for task in tasks:
             runtime = runtime_of(sender.app)
             runtime.options(task.name, task.lock_options)
@@ -71,6 +73,15 @@ def _refuse_task_above(task: Task) -> None:
             f"The function of the task {task.name} is the task {inner.name}, and would "
             "run without its lock. Apply @singleton_task alone, and no @app.task or "
             "@shared_task above it."
+        )
+
+
+def _refuse_messages_without_headers(app: Celery) -> None:
+    if app.conf.task_protocol == 1:
+        raise ConfigurationError(
+            "task_protocol is 1, and workers do not see the headers of such messages, "
+            "in which a call carries its claim and its place in the line. Leave it at "
+            "2, the default since Celery 4."
         )
 
 

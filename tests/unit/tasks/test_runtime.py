@@ -88,6 +88,7 @@ def test_runtime_opens_nothing() -> None:
         ({"redlock_max_ttl": 5}, "redlock_ttl"),
         ({"redlock_ttl": 4, "redlock_max_ttl": 5}, "job: .*ttl of 30 s"),
         ({"redlock_tl": 5}, "redlock_ttl"),
+        ({"task_protocol": 1}, "task_protocol is 1"),
     ],
 )
 def test_worker_with_a_wrong_setting_does_not_start(
