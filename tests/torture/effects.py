@@ -6,13 +6,11 @@ Each job adds one to a row of its own.
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import MetaData, NullPool, create_engine, text
 
 from celery_redlock.contrib.sqlalchemy import record_table
-from celery_redlock.errors import RedlockError
 from tests.harness.servers import PostgreSQL, find_postgresql
 
 if TYPE_CHECKING:
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 DATABASE = "TORTURE_DATABASE"  # the variable with its URL
 # A commit that was answered must be there after the server was killed.
 _DURABLE = {"synchronous_commit": "on"}
-_PATIENCE = 30.0  # seconds
 _ADD = text(
     "INSERT INTO effect VALUES (:job, 1) "
     "ON CONFLICT (job) DO UPDATE SET value = effect.value + 1"
@@ -38,22 +35,6 @@ class Database(PostgreSQL):
             message = "PostgreSQL is not installed: on Debian, apt install postgresql"
             raise FileNotFoundError(message)
         super().__init__(programs, **_DURABLE)
-
-    def start(self) -> None:
-        """Start it, also after it was killed, and return when it answers.
-
-        It refuses to start while a process of the one before lives.
-        """
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                super().start()
-            except RedlockError:  # noqa: PERF203  (trying is the point)
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
-            else:
-                return
 
     def create(self) -> None:
         """Create the tables."""
