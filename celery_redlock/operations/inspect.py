@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from celery_redlock.basics.resp import DOES_NOT_KNOW
 from celery_redlock.basics.text import fields_of, number_in
@@ -158,17 +158,48 @@ class ClockSample:
     Attributes:
         latencies: Seconds that each answer took, sorted.
         ahead: Seconds by which the node's wall clock is ahead of ours.
-        drift: Seconds per second by which it runs faster than our monotonic clock. Only
-            the part that network latency cannot explain.
+        ahead_within: Seconds by which this may be wrong.
         watched: Seconds for which it was watched, by our monotonic clock.
         moved: Seconds by which it moved in that time.
+        least_rate: Seconds that it provably counts in one of ours, at least.
+        most_rate: Seconds that it counts at most.
     """
 
     latencies: tuple[float, ...] = ()
     ahead: float = 0.0
-    drift: float = 0.0
+    ahead_within: float = 0.0
     watched: float = 0.0
     moved: float = 0.0
+    least_rate: float = 0.0
+    most_rate: float = math.inf
+
+
+class _Reading(NamedTuple):
+    """One reading of a node's clock, in microseconds by its clock, else in seconds.
+
+    It was read between the request and the reply. A store knows the time of its server
+    between two bounds only, which may be a second apart: see ``stores.server_clock``.
+    """
+
+    asked_at: float
+    told_at: float
+    earliest_us: int
+    latest_us: int
+    wall: float
+
+    @property
+    def latency(self) -> float:
+        return self.told_at - self.asked_at
+
+    @property
+    def within(self) -> float:
+        """Seconds by which the middles of both pairs of bounds may be wrong."""
+        return (self.latency + (self.latest_us - self.earliest_us) / _US) / 2
+
+    @property
+    def ahead(self) -> float:
+        middle_us = (self.earliest_us + self.latest_us) / 2
+        return middle_us / _US - (self.wall - self.latency / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,12 +348,12 @@ def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
     def visit(client: NodeClient) -> NodeReport:
         status = by_label[client.label]
         if "store" in status.info:  # it has no ACL of Redis, and no other keys
-            clock = _watch_clock(client, redlock.clock, span)
+            clock = watch_clock(client, redlock.clock, span)
             return NodeReport(status, clock=clock)
         foreign_keys, holders = _sample(client, redlock)
         report = NodeReport(
             status=status,
-            clock=_watch_clock(client, redlock.clock, span),
+            clock=watch_clock(client, redlock.clock, span),
             foreign_keys=foreign_keys,
             holders=holders,
             saves=_saves(client),
@@ -412,35 +443,46 @@ def _state(
     return next((state, reason) for applies, state, reason in judgements if applies)
 
 
-def _watch_clock(client: NodeClient, clock: Clock, span: float) -> ClockSample:
-    readings: list[tuple[float, float, float]] = []  # our clock, its clock, latency
-    ahead = 0.0
+def watch_clock(client: NodeClient, clock: Clock, span: float) -> ClockSample:
+    """Read the clock of a node several times, and return what that proves."""
+    readings: list[_Reading] = []
     for number in range(_CLOCK_READINGS):
         if number:
             clock.sleep(span / _CLOCK_READINGS)
         asked_at = clock.monotonic()
         (reply,) = client.ask(("TIME",))
-        latency = clock.monotonic() - asked_at
+        told_at = clock.monotonic()
         if not isinstance(reply, list):
             return ClockSample()
-        time = int(reply[0]) + int(reply[1]) / _US
-        readings.append((asked_at + latency / 2, time, latency))
-        ahead = time - (clock.wall() - latency / 2)
-    # The fastest answers of the first and of the last third are the most exact ones.
+        seconds, us, *width = map(int, reply)
+        earliest_us = seconds * _US + us
+        latest_us = earliest_us + max([1, *width])
+        readings.append(
+            _Reading(asked_at, told_at, earliest_us, latest_us, clock.wall())
+        )
+    # The most exact readings of the first and of the last third.
     third = _CLOCK_READINGS // 3
-    first = min(readings[:third], key=lambda reading: reading[2])
-    last = min(readings[-third:], key=lambda reading: reading[2])
-    elapsed, moved = last[0] - first[0], last[1] - first[1]
-    gained = moved - elapsed
-    uncertainty = (first[2] + last[2]) / 2
-    certain = max(0.0, abs(gained) - uncertainty) / elapsed if elapsed else 0.0
+    first = min(readings[:third], key=lambda reading: reading.within)
+    last = min(readings[-third:], key=lambda reading: reading.within)
+    best = min(first, last, key=lambda reading: reading.within)
+    least_watched = last.asked_at - first.told_at
+    most_watched = last.told_at - first.asked_at
+    least_moved = (last.earliest_us - first.latest_us) / _US
+    most_moved = (last.latest_us - first.earliest_us) / _US
     return ClockSample(
-        latencies=tuple(sorted(latency for _, _, latency in readings)),
-        ahead=ahead,
-        drift=certain if gained > 0 else -certain,
-        watched=elapsed,
-        moved=moved,
+        latencies=tuple(sorted(reading.latency for reading in readings)),
+        ahead=best.ahead,
+        ahead_within=best.within,
+        watched=(least_watched + most_watched) / 2,
+        moved=(least_moved + most_moved) / 2,
+        least_rate=_rate(least_moved, most_watched),
+        most_rate=_rate(most_moved, least_watched),
     )
+
+
+def _rate(moved: float, watched: float) -> float:
+    """Return seconds that a clock counts in one of ours, which may stand still."""
+    return moved / watched if watched > 0 else math.inf if moved > 0 else 0.0
 
 
 def _saves(client: NodeClient) -> str:

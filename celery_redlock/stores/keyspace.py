@@ -112,6 +112,7 @@ class StoreKeyspace(Keyspace):
     Attributes:
         changes: What the scripts have changed, and the store has not written.
         is_changed: Whether the store has written other changes before.
+        time: What the clock of the store says.
     """
 
     _least_left_ms = 1  # a key may have ended by the latest time, and is still there
@@ -128,8 +129,8 @@ class StoreKeyspace(Keyspace):
         self.changes = Changes()
         self.is_changed = False
         self.run_id = run_id
+        self.time = time
         self._loader = loader
-        self._now_us = time.earliest_us
         self._now_ms = time.earliest_us // 1000
         self._latest_ms = -(-time.latest_us // 1000)  # rounded up
         self._sees_ended = sees_ended
@@ -222,7 +223,7 @@ class StoreKeyspace(Keyspace):
 
         The earliest that it may say, so that nothing ends too early.
         """
-        return self._now_us
+        return self.time.earliest_us
 
     def publish(self, channel: bytes, message: bytes) -> int:
         """Send a message at the end of the transaction, if a process listens."""

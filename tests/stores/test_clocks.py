@@ -13,6 +13,7 @@ import pytest
 from celery_redlock.errors import LockHeld
 from celery_redlock.locking import lock
 from celery_redlock.locks.redlock import Redlock
+from celery_redlock.operations.doctor import diagnose
 from celery_redlock.stores.connection import store_of
 from tests.conftest import missing, with_long
 from tests.harness.clocks import ClockError, faketime_environment
@@ -108,3 +109,8 @@ def test_sweep_of_a_client_with_a_wrong_clock_deletes_no_lock(
             sweeper.run([[b"SET", b"clocks:other", b"x", b"PX", b"1000"]])
     assert redlock.extend(lease)
     assert redlock.release(lease) == 1
+
+
+def test_doctor_finds_no_fault_in_a_right_clock(redlock: Redlock) -> None:
+    """Whole seconds of etcd and rare looks of ZooKeeper prove nothing against it."""
+    assert not [one.fact for one in diagnose(redlock) if "clock" in one.code]

@@ -138,7 +138,7 @@ def commands(report: NodeReport, _: Case) -> Iterator[Finding]:
 def stopped_clock(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find nodes whose clock does not move."""
     clock = report.clock
-    if clock.watched and clock.moved < clock.watched * _STANDS_STILL:
+    if clock.most_rate < _STANDS_STILL:
         yield Finding(
             "clock-stopped",
             ERROR,
@@ -151,10 +151,10 @@ def stopped_clock(report: NodeReport, _: Case) -> Iterator[Finding]:
 @rule()
 def stopped_client_clock(case: Case) -> Iterator[Finding]:
     """Find that the clock of this machine does not move."""
-    clocks = [report.clock for report in case.reports if report.clock.moved]
-    watched = median(clock.watched for clock in clocks) if clocks else 0.0
-    moved = median(clock.moved for clock in clocks) if clocks else 0.0
-    if watched < moved * _STANDS_STILL:
+    clocks = [report.clock for report in case.reports if report.clock.latencies]
+    if clocks and median(it.least_rate for it in clocks) > 1 / _STANDS_STILL:
+        watched = median(clock.watched for clock in clocks)
+        moved = median(clock.moved for clock in clocks)
         yield Finding(
             "client-clock-stopped",
             ERROR,
@@ -171,8 +171,8 @@ def client_clock(case: Case) -> Iterator[Finding]:
     if case.redlock.guard.decides_alone:
         return
     tolerance = case.redlock.guard.hint_tolerance_us / 1e6
-    ahead = _usual_ahead(case)
-    if abs(ahead) > tolerance:
+    ahead, within = _usual_ahead(case)
+    if abs(ahead) - within > tolerance:
         yield Finding(
             "client-clock",
             WARNING,
@@ -186,8 +186,9 @@ def client_clock(case: Case) -> Iterator[Finding]:
 @rule("Node")
 def node_clock(report: NodeReport, case: Case) -> Iterator[Finding]:
     """Find clocks that differ from those of most nodes."""
-    ahead = report.clock.ahead - _usual_ahead(case)
-    if report.clock.latencies and abs(ahead) > _CLOCKS_APART:
+    clock, (usual, within) = report.clock, _usual_ahead(case)
+    ahead = clock.ahead - usual
+    if clock.latencies and abs(ahead) - clock.ahead_within - within > _CLOCKS_APART:
         yield Finding(
             "node-clock",
             WARNING,
@@ -199,10 +200,10 @@ def node_clock(report: NodeReport, case: Case) -> Iterator[Finding]:
 
 @rule("Node")
 def clock_drift(report: NodeReport, _: Case) -> Iterator[Finding]:
-    """Find clocks that run at another rate."""
-    drift = report.clock.drift
-    slower, faster = sorted((report.clock.moved, report.clock.watched))
-    both_move = slower > faster * _STANDS_STILL
+    """Find clocks that provably run at another rate."""
+    slowest, fastest = report.clock.least_rate, report.clock.most_rate
+    drift = max(slowest - 1, 0.0) or min(fastest - 1, 0.0)
+    both_move = fastest > _STANDS_STILL and slowest < 1 / _STANDS_STILL
     if both_move and abs(drift) > _DRIFT_ODD:
         yield Finding(
             "clock-drift",
@@ -214,10 +215,16 @@ def clock_drift(report: NodeReport, _: Case) -> Iterator[Finding]:
         )
 
 
-def _usual_ahead(case: Case) -> float:
-    """Return by how many seconds the clocks of most nodes are ahead of ours."""
+def _usual_ahead(case: Case) -> tuple[float, float]:
+    """Return by how many seconds the clocks of most nodes are ahead of ours.
+
+    And by how many seconds this may be wrong.
+    """
     clocks = [report.clock for report in case.reports if report.clock.latencies]
-    return median(clock.ahead for clock in clocks) if clocks else 0.0
+    if not clocks:
+        return 0.0, 0.0
+    within = max(clock.ahead_within for clock in clocks)
+    return median(clock.ahead for clock in clocks), within
 
 
 def _apart(seconds: float) -> str:
