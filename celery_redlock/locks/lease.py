@@ -18,7 +18,8 @@ The value of a lock on a node is readable text::
     cancelled send_invoice…  the newcomer that asked the holder to end, if any
 
 The *base* is minted once per execution and the *attempt* for every try. So a delayed
-release of one try cannot delete the vote of the next one.
+release of one try cannot delete the vote of the next one. Locks that the body of a task
+takes have bases of their own, which begin as that of the task (`family_of`).
 """
 
 from __future__ import annotations
@@ -55,10 +56,32 @@ _KEPT = "kept"  # the last line of a permit for a start
 _FIELDS = 7  # lines before these, at least
 TOKEN_LENGTH = 2 * _BASE_BYTES + 1 + 2 * _ATTEMPT_BYTES
 
+_body_of: tuple[int, str] = 0, ""  # the process, and the family of what it runs
+
 
 def new_base() -> str:
-    """Mint the part of a token that stays the same for one execution."""
-    return secrets.token_hex(_BASE_BYTES)
+    """Mint the part of a token that stays the same for one execution.
+
+    In the body of a task of this process, it is of the task's family.
+    """
+    process, family = _body_of
+    if process != os.getpid():  # also a process that a body has forked
+        family = ""
+    return family + secrets.token_hex(_BASE_BYTES - len(family) // 2)
+
+
+def family_of(base: str) -> str:
+    """Return what the bases of an execution, and of the locks of its body, begin with.
+
+    By it, the worker's main process finds all locks of a child that is gone.
+    """
+    return base[:_BASE_BYTES]
+
+
+def note_body(base: str) -> None:
+    """Note that this process runs the body of this execution; "" that it has ended."""
+    global _body_of  # noqa: PLW0603  (one of each process: threads of a body take locks)
+    _body_of = os.getpid(), family_of(base)
 
 
 def new_token(base: str) -> str:

@@ -22,7 +22,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 from celery_redlock.basics.glob import escaped
-from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.lease import Holder, family_of
 from celery_redlock.operations.inspect import (
     NodeState,
     NodeStatus,
@@ -249,13 +249,33 @@ def scan(redlock: Redlock, pattern: str = "*", kind: Kind = "lock") -> Scan:
     return Scan(kind, redlock.labels, visited.unseen, found, counts, nodes, pattern)
 
 
-def locks_of(redlock: Redlock, base: str) -> list[SeenHolder]:
-    """Return the locks whose tokens begin with this base, on any node.
+def locks_of(redlock: Redlock, base: str, pid: int | None) -> dict[str, set[Holder]]:
+    """Return the locks of an execution and of its body, on any node, by their names.
 
-    No permits for a start are among them: these end by themselves.
+    No permits for a start are among them: these end by themselves. A process that the
+    body has forked may have locks of its family, and may be alive.
+
+    Args:
+        redlock: The lock service.
+        base: Of the execution.
+        pid: The process that ran it.
     """
-    found = scan(redlock).found
-    return [s for s in found if s.holder.base == base and not s.holder.is_kept]
+    head, family = redlock.keys.lock(""), family_of(base).encode()
+
+    def visit(client: NodeClient) -> list[tuple[str, Holder]]:
+        return [
+            (_text(key[len(head.encode()) :]), lock_holder(_text(value)))
+            for keys, values in client.scan(f"{escaped(head)}*", "GET")
+            for key, value in zip(keys, values, strict=True)
+            if isinstance(value, bytes) and value.startswith(family)
+        ]
+
+    found: defaultdict[str, set[Holder]] = defaultdict(set)
+    for holders in each_answering(redlock, visit).results.values():
+        for name, holder in holders:
+            if not holder.is_kept and (holder.base == base or holder.pid == pid):
+                found[name].add(holder)
+    return found
 
 
 def limits_in_use(found: Iterable[SeenHolder]) -> list[LimitInUse]:

@@ -83,7 +83,7 @@ from celery_redlock.errors import (
 )
 from celery_redlock.line.backlog import note_run
 from celery_redlock.locking import Hold
-from celery_redlock.locks.lease import Holder, Lease
+from celery_redlock.locks.lease import Holder, Lease, note_body
 from celery_redlock.locks.limits import with_copies
 from celery_redlock.policies import (
     Abort,
@@ -314,10 +314,15 @@ class Execution(TaskLock):
             Exception: What the body raised.
         """
         before = _running.set(self)
+        minted = self.call.header.base
         try:
+            if minted:
+                note_body(minted)
             with self._interrupter:
                 return self._run(body)
         finally:
+            if minted:
+                note_body("")
             if self.state is State.TRIES:
                 self.state = State.REFUSED
                 if not self._runtime.outage_log.is_on:  # which has a line of its own

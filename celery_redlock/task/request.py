@@ -15,9 +15,11 @@ The lock of a killed child is released as soon as Celery notices its death, in 0
 5 s, and not after a ttl. Celery reports a hard time limit while the child still runs.
 The lock is then released when the process has ended, and not before.
 
-If the main process cannot compute the key, or computes another one than the child did
-(a signal of the project may have changed the arguments there), it looks on the nodes
-for the lock whose token begins with the base.
+Then it looks on the nodes, in the background, for locks that the body of the child
+took (``with other.lock(...)``): their tokens begin as the base does, and name the
+process. By this it also finds the lock of the execution, if it cannot compute the key
+or computes another one than the child did (a signal of the project may have changed
+the arguments there).
 """
 
 from __future__ import annotations
@@ -339,8 +341,7 @@ class RedlockRequest(Request):
                 withdraw(redlock, key, self.name, self.id)
             runtime.watchdog.resend_releases()
             self._tell_of_release(key, released)
-            if not released:  # the child had no lock, or computed another key
-                self._look_in_background()
+        self._look_in_background()
 
     def _wanted(self) -> tuple[str, Limits]:
         headers = self._context.headers
@@ -351,16 +352,18 @@ class RedlockRequest(Request):
         threading.Thread(target=self._look_and_release, name=name, daemon=True).start()
 
     def _look_and_release(self) -> None:
-        """Release the locks that the nodes have for the base of this execution."""
+        """Release the locks that the nodes have of this execution, and of its body."""
         from celery_redlock.operations.scan import locks_of  # noqa: PLC0415  (it is rare)
 
         with self._logged():
             runtime, base = runtime_of(self.app), self._redlock_base
             redlock = runtime.redlock
-            for seen in locks_of(redlock, base):
-                limits = with_copies((seen.permit[0],) if seen.permit else (), self.id)
-                released = redlock.release_base(seen.key, base, limits)
-                self._tell_of_release(seen.key, released)
+            for name, holders in locks_of(redlock, base, self.worker_pid).items():
+                for holder in holders:
+                    permit = holder.permit(name)
+                    limits = with_copies((permit[0],) if permit else (), self.id)
+                    released = redlock.release_base(name, holder.base, limits)
+                    self._tell_of_release(name, released)
             runtime.watchdog.resend_releases()
 
     @contextmanager

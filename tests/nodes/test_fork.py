@@ -130,3 +130,26 @@ assert os.read(read, 1) == b"y"
 print("ended")
 """
     assert run(program) == ["ended"]
+
+
+def test_main_process_finds_the_locks_of_a_body_but_not_of_its_forks(run: Run) -> None:
+    """A process that the body has forked may outlive it, and keeps its locks."""
+    lines = run("""
+from celery_redlock.locks.lease import Holder, new_base, note_body
+from celery_redlock.operations.scan import locks_of
+
+base = new_base()
+note_body(base)
+names = [f"{key}-{part}" for part in ("one", "two")]
+leases = [redlock.acquire(name, ttl=30) for name in names]
+other = Holder("", host="here", pid=1)
+leases.append(redlock.acquire(f"{key}-fork", ttl=30, base=new_base(), holder=other))
+note_body("")
+leases.append(redlock.acquire(f"{key}-later", ttl=30))
+found = locks_of(redlock, base, os.getpid())
+print(sorted(found) == sorted(names))
+for lease in leases:
+    redlock.release(lease)
+""")
+
+    assert lines == ["True"]

@@ -16,8 +16,10 @@ from celery_redlock.locks.lease import (
     Holder,
     Lease,
     LeaseState,
+    family_of,
     new_base,
     new_token,
+    note_body,
 )
 from celery_redlock.locks.limits import Limit
 
@@ -61,6 +63,38 @@ def test_tokens_of_one_execution_share_their_base() -> None:
     assert Holder(one).base == Holder(other).base == base
     assert len(one) == len(other) == TOKEN_LENGTH
     assert len({new_base() for _ in range(1000)}) == 1000
+
+
+def test_bases_in_a_body_are_of_its_family() -> None:
+    """Bases that the body of a task mints begin as its own, and are all different."""
+    base = new_base()
+
+    note_body(base)
+    minted = {new_base() for _ in range(1000)}
+    note_body("")
+
+    assert len(minted) == 1000
+    assert {family_of(each) for each in minted} == {family_of(base)}
+    assert all(Holder(new_token(each)).is_readable for each in minted)
+    assert family_of(new_base()) != family_of(base)
+
+
+def test_forked_process_mints_bases_of_no_family() -> None:
+    """It may outlive the body that forked it, and so do its locks."""
+    base, (reader, writer) = new_base(), os.pipe()
+    note_body(base)
+    if not (pid := os.fork()):
+        os.write(writer, new_base().encode())
+        os._exit(0)
+    note_body("")
+    os.waitpid(pid, 0)
+
+    with os.fdopen(reader) as pipe:
+        os.close(writer)
+        minted = pipe.read()
+
+    assert len(minted) == len(base)
+    assert family_of(minted) != family_of(base)
 
 
 # -- Holders ---------------------------------------------------------------------

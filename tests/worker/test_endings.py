@@ -205,6 +205,20 @@ def test_killed_child_frees_its_lock(prefork: Deployment, key: str) -> None:
     prefork.finish(key, prefork.send("job", key))
 
 
+def test_killed_child_frees_the_locks_that_its_body_took(
+    prefork: Deployment, key: str
+) -> None:
+    """A lock, a permit and a pair in a body are free as soon as the task's own."""
+    result = prefork.begin("nesting", key)
+    prefork.nodes.until_held(f"{key}-right")
+
+    prefork.kill_child(key)
+
+    prefork.nodes.until_free(key, FREED_WITHIN)
+    with pytest.raises(WorkerLostError):
+        result.get(timeout=60)
+
+
 def test_killed_child_frees_no_other_lock(prefork: Deployment, key: str) -> None:
     """Only the dead child's own lock is freed; a sibling's run keeps its own."""
     others = f"{key}-sibling"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from celery import shared_task
 from celery.exceptions import Reject
 
-from celery_redlock import LockLost, current_lease, singleton_task
+from celery_redlock import LockLost, current_lease, lock, singleton_task
+from celery_redlock.app.runtime import runtime_of
 from celery_redlock.policies import Retry, Wait
 from tests.worker.project.body import hold, recorded, stage
 
@@ -57,6 +58,20 @@ gated("job")
 gated("short", ttl=TTL)  # its lock is renewed soon
 gated("job-unstored", ignore_result=True)
 gated("late", **LATE)  # must not be lost with its worker
+
+
+@singleton_task(name="nesting", key="{key}")
+def nesting(key: str) -> str:
+    """Run with a lock, a permit and a pair besides, until the gate of its key opens."""
+    redlock = runtime_of(nesting.app).redlock
+    with (
+        lock(redlock, f"{key}-inner"),
+        lock(redlock, f"{key}-permit", limit=3),
+        lock(redlock, [f"{key}-left", f"{key}-right"]),
+    ):
+        return hold(key)
+
+
 gated("late-short", ttl=2, **LATE)  # the ttl ends the lock of a killed worker
 quick("quick")
 quick("quick-buffered", on_conflict="buffer_one")
