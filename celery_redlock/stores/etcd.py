@@ -70,7 +70,7 @@ from celery_redlock.stores.keyspace import HEAD, Cell, StoreKeyspace
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from celery_redlock.stores.connection import Command
     from celery_redlock.stores.keyspace import Changes
@@ -605,6 +605,7 @@ class Etcd(CompareAndSwapStore):
         give_up_at = SYSTEM_CLOCK.monotonic() + self._timeout
         while True:
             is_up = False
+            reasons: dict[str, str] = {}
             for _ in self._members:
                 member = self._members[0]
                 try:
@@ -619,9 +620,10 @@ class Etcd(CompareAndSwapStore):
                 if is_commit:
                     raise _NotKnown
                 is_up = is_up or failure.is_up
+                reasons[member.name] = reason
                 self._members.append(self._members.pop(0))
             if not is_up or SYSTEM_CLOCK.monotonic() > give_up_at:
-                raise StoreError(f"has no member that answers: {reason}")
+                raise StoreError(_without_answer(reasons))
             SYSTEM_CLOCK.sleep(jittered(_ELECTION_PAUSE, 0.0))
 
     def _time(self) -> ServerTime:
@@ -696,6 +698,18 @@ def _in_words(refusal: str) -> str:
     """Return what a client that connects must know of a refusal."""
     words = (text for sign, text in _REFUSALS.items() if sign in refusal)
     return next(words, refusal)
+
+
+def _without_answer(reasons: Mapping[str, str]) -> str:
+    """Return why no member did what it was asked for, of each if there are several."""
+    if len(reasons) == 1:
+        return f"has no member that answers: {next(iter(reasons.values()))}"
+    told = ", ".join(f"{name} ({why})" for name, why in sorted(reasons.items()))
+    return (
+        f"has no member that answers: {told}; start the members that are down, and "
+        "check the network between them: without a majority of them, one that runs "
+        "cannot answer"
+    )
 
 
 def _is_refusal(reason: str) -> bool:

@@ -75,6 +75,7 @@ class EtcdMember:
         tls: How to speak TLS with it; None: without.
 
     Attributes:
+        name: Its host and port.
         clock: What it says of its time.
         is_time_right: Whether its last reply agrees with what was known of its time.
         connects: How often it was connected to.
@@ -83,7 +84,7 @@ class EtcdMember:
     def __init__(
         self, host: str, port: int, timeout: float, tls: ssl.SSLContext | None
     ) -> None:
-        self._where = host.strip("[]"), port
+        self._where, self.name = (host.strip("[]"), port), f"{host}:{port}"
         self._timeout, self._tls = timeout, tls
         self._sock: socket.socket | None = None
         self._watch: Watch | None = None

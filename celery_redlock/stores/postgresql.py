@@ -44,6 +44,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import re
 import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -433,7 +434,8 @@ class PostgreSQL:
         try:
             replies = yield from self._attempt([command], needs, sees_ended=True)
         except errors.LockNotAvailable:
-            return ErrorReply(f"BUSY {_reason(error)}")
+            reason = _reason(error)
+            return ErrorReply(f"BUSY {reason}{_remedy(reason)}")
         return replies[0]
 
     def _roll_back(self) -> Waits[None]:
@@ -717,10 +719,10 @@ def _unreachable(error: psycopg.Error) -> str:
     if isinstance(error, errors.ConnectionTimeout):
         return "did not accept a connection in time"
     # libpq puts its own words, and the addresses that it tried, before the reason.
-    reason = _reason(error).rpartition("failed: ")[2].removeprefix("FATAL:  ")
-    if "does not exist" in reason:  # a database or a user
-        reason += "; create it, or correct redlock_nodes"
-    return f"cannot be connected to: {reason}"
+    _, _, reason = _reason(error).rpartition("failed: ")
+    words = reason.removeprefix("FATAL:  ")
+    runs = _remedy(words, _IT_RUNS if words != reason else "")
+    return f"cannot be connected to: {words}{runs}"
 
 
 def _unusable(error: psycopg.Error) -> str:
@@ -728,7 +730,45 @@ def _unusable(error: psycopg.Error) -> str:
     shared = errors.DuplicatePreparedStatement, errors.InvalidSqlStatementName
     if isinstance(error, shared):  # with another client
         return _TRANSACTION_MODE
-    return f"cannot be used: {_reason(error)}"
+    reason = _reason(error)
+    return f"cannot be used: {reason}{_remedy(reason, _IT_RUNS)}"
+
+
+def _remedy(reason: str, otherwise: str = "") -> str:
+    """Return "; " and what to do about what the server says, if that is known."""
+    known = (it for sign, it in _REMEDIES.items() if re.search(sign, reason))
+    remedy = next(known, otherwise)
+    return remedy and f"; {remedy}"
+
+
+# Sign in what a server that runs says -> what to do.
+_REMEDIES = {
+    "slots are reserved|too many (clients|connections)|no more connections": (
+        "close connections that no process needs, or raise the limit "
+        "(max_connections, or CONNECTION LIMIT): it runs"
+    ),
+    r"pg_hba\.conf": (
+        "let our user in with a line of its pg_hba.conf and reload that, or correct "
+        "redlock_nodes"
+    ),
+    "not permitted to log in": "ALTER ROLE … LOGIN, or correct redlock_nodes",
+    '^(database|role) ".*" does not exist': "create it, or correct redlock_nodes",
+    "permission denied for database": "GRANT CONNECT on it to our user",
+    "starting up|shutting down|in recovery mode|not yet accepting": (
+        "wait until it has started: its log says how far it is"
+    ),
+    "lock timeout": (
+        f"another transaction has locked the table {TABLE}, as migrations and VACUUM "
+        "FULL do: wait for its end, or end it"
+    ),
+    "does not support SSL|SSL was required": (
+        "switch TLS on there, or correct sslmode in redlock_nodes"
+    ),
+    "resolve host|translate host name": (
+        "correct its host in redlock_nodes, or check the name service"
+    ),
+}
+_IT_RUNS = "it runs, and says so itself: look into its log"
 
 
 def _reason(error: Exception) -> str:

@@ -238,7 +238,7 @@ def _opened(  # noqa: PLR0911  (one for each kind of failure)
             return "refused the connection"
         if command := unknown_command(str(error)):
             return DOES_NOT_KNOW + command
-        if fault := _first_day_fault(address, error):
+        if fault := _known_fault(address, error):
             return fault
         # redis-py wraps the system's error in words about hosts and numbers.
         cause = error if isinstance(error, OSError) else error.__context__
@@ -250,20 +250,20 @@ def _opened(  # noqa: PLR0911  (one for each kind of failure)
                 connection.disconnect()
 
 
-def _first_day_fault(address: NodeAddress, error: Exception) -> str:
-    """Return a clause with its remedy, for an error that most deployments see once."""
+def _known_fault(address: NodeAddress, error: Exception) -> str:
+    """Return a clause with its remedy, for an error of which the remedy is known."""
     if isinstance(error.__context__, socket.gaierror):
         return _UNKNOWN_HOST
     text = str(error)
     was_closed = "reset by peer" in text or "closed by server" in text
     if was_closed and address.url.scheme == "redis":
         return _CLOSED_AT_ONCE
-    told = (told for sign, told in _FIRST_DAY.items() if re.search(sign, text))
+    told = (told for sign, told in _KNOWN.items() if re.search(sign, text))
     return next(told, "")
 
 
 # Sign in the text of the error -> fact and remedy.
-_FIRST_DAY = {
+_KNOWN = {
     "WRONG_VERSION_NUMBER|wrong version number|record layer failure": (
         "does not speak TLS at this port; write redis:// in its URL if it is a Redis "
         "without TLS, else correct the port"
@@ -282,6 +282,22 @@ _FIRST_DAY = {
     "DB index is out of range": (
         "has no database with this number; write a lower number at the end of its "
         "URL, such as /0, or raise `databases` in redis.conf"
+    ),
+    # It runs. A restart loses its locks, so "start it" would do harm.
+    "max number of clients": (
+        "accepts no more clients (max number of clients reached); end clients that "
+        "are not needed, and raise maxclients. Do not restart it: that loses its locks"
+    ),
+    "loading the dataset": (
+        "loads its data from its disk; wait until it has: its log says how far it is"
+    ),
+    "busy running a script": (
+        "is busy with a script of a client; wait for its end, or end it with SCRIPT "
+        "KILL. Do not restart it: that loses its locks"
+    ),
+    "protected mode": (
+        "lets only clients of its own machine in (protected mode); give it a password, "
+        "as in requirepass, and write that into redlock_nodes"
     ),
     "Protocol error, got|Protocol Error": (
         "does not speak the protocol of Redis; correct the host and the port in "

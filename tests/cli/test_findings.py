@@ -519,6 +519,22 @@ def test_faults_of_the_first_day_have_a_remedy_each(servers: dict[str, str]) -> 
         assert ("firewall" in finding.remedy) is is_late
 
 
+def test_server_that_answers_with_an_error_is_not_to_be_started(
+    start_nodes: Start,
+) -> None:
+    """A restart loses the locks of a Redis. Each reason has a remedy of its own."""
+    url = start_nodes(1).urls[0]
+    with redis.Redis.from_url(url, single_connection_client=True) as other:
+        other.config_set("maxclients", 1)
+        finding = the("unreachable", found_on([url], connect_timeout=1.0))
+
+    assert "accepts no more clients (max number of clients reached)" in finding.fact
+    assert finding.remedy == (
+        "End clients that are not needed, and raise maxclients. Do not restart it: "
+        "that loses its locks."
+    )
+
+
 def test_one_redis_for_all_is_no_warning(start_nodes: Start) -> None:
     """It is what a project begins with."""
     nodes = start_nodes(1)

@@ -35,6 +35,7 @@ REJECTED = (
     "redlock_nodes."
 )
 START = "Start it, or check the network and the firewall."
+TABLE = "redlock_keys"
 GRANT = "rant what `celery -A proj redlock doctor --acl` prints."
 NO_RIGHTS = (
     "unreachable: does not let our user read and write below /redlock. Correct its "
@@ -77,10 +78,14 @@ def postgresql() -> Iterator[str]:
             server.execute(
                 "ALTER DATABASE calm SET default_transaction_read_only TO on"
             )
+            server.execute("CREATE DATABASE locked")
+            server.execute("CREATE ROLE crowded LOGIN CONNECTION LIMIT 0")
+            server.execute("CREATE ROLE rejected LOGIN")
+            server.execute("CREATE ROLE nologin")
             (file,) = server.execute("SHOW hba_file").fetchone() or ("",)
             rules = (
                 "COPY (VALUES ('host all secured all scram-sha-256'), "
-                "('host all all all trust')) TO {}"
+                "('host all rejected all reject'), ('host all all all trust')) TO {}"
             )
             server.execute(sql.SQL(rules).format(sql.Literal(file)))
             server.execute("SELECT pg_reload_conf()")
@@ -125,6 +130,23 @@ def postgresql() -> Iterator[str]:
         (f"secured:{SECRET}", "postgres", REJECTED),
         ("secured", "postgres", REJECTED),
         (
+            "crowded",
+            "postgres",
+            (
+                "unreachable: cannot be connected to: too many connections for role "
+                '"crowded". Close connections that no process needs, or raise the '
+                "limit (max_connections, or CONNECTION LIMIT): it runs."
+            ),
+        ),
+        (
+            "nologin",
+            "postgres",
+            (
+                'unreachable: cannot be connected to: role "nologin" is not permitted '
+                "to log in. ALTER ROLE … LOGIN, or correct redlock_nodes."
+            ),
+        ),
+        (
             "redlock",
             "calm",
             (
@@ -143,6 +165,34 @@ def test_refusal_of_postgresql_is_told_with_its_remedy(
     assert found[0].startswith(
         "no-quorum: The store does not vote: nothing can be locked."
     )
+
+
+def test_postgresql_that_rejects_this_host_is_told(postgresql: str) -> None:
+    """It runs: a line of its pg_hba.conf is the remedy."""
+    (told,) = (
+        one
+        for one in examined(postgresql.format("rejected@", "postgres"))
+        if one.startswith("unreachable: ")
+    )
+    assert "cannot be connected to: pg_hba.conf rejects" in told
+    assert told.endswith(
+        "Let our user in with a line of its pg_hba.conf and reload that, or correct "
+        "redlock_nodes."
+    )
+
+
+def test_locked_table_of_postgresql_is_told(postgresql: str) -> None:
+    """A migration or a VACUUM FULL locks it: a restart of the server is no remedy."""
+    url = postgresql.format("redlock@", "locked")
+    PostgreSQL.prepare(url, 5.0)
+    with psycopg.connect(url) as other:
+        other.execute(f"LOCK TABLE {TABLE}")
+        found = examined(url)
+    assert (
+        "unreachable: cannot be used: canceling statement due to lock timeout. Another "
+        f"transaction has locked the table {TABLE}, as migrations and VACUUM FULL do: "
+        "wait for its end, or end it."
+    ) in found
 
 
 class Starting:
@@ -183,7 +233,6 @@ def refusal(redlock: Redlock) -> str:
     return ""
 
 
-TABLE = "redlock_keys"
 ENDS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'used'"
 CALM = "ALTER DATABASE used SET default_transaction_read_only TO"
 
@@ -331,6 +380,24 @@ def test_full_etcd_is_told_with_its_remedy(small_etcd: str) -> None:
         found = {it.fact: it.remedy for it in diagnose(redlock, span=0.1)}
         (remedy,) = (found[fact] for fact in found if "is full" in fact)
     assert "etcdctl alarm disarm" in remedy
+
+
+def test_etcd_without_a_majority_is_told_by_its_members() -> None:
+    """The one that runs cannot answer: each is named, with what is known of it."""
+    with store_servers("etcd") as cluster:
+        down = [f"127.0.0.1:{one.port} (it " for one in cluster.nodes[:2]]
+        (up,) = [f"127.0.0.1:{one.port} (" for one in cluster.nodes[2:]]
+        for one in cluster.nodes[:2]:
+            one.kill()
+        with closing(Redlock(cluster.urls, connect_timeout=1.0)) as redlock:
+            found = diagnose(redlock, span=0.1)
+
+    (told,) = (it for it in found if it.code == "unreachable")
+    assert all(member in told.fact for member in (*down, up)), told.fact
+    assert told.remedy == (
+        "Start the members that are down, and check the network between them: without "
+        "a majority of them, one that runs cannot answer."
+    )
 
 
 def test_corrupt_etcd_is_told_with_its_remedy(small_etcd: str) -> None:
