@@ -7,6 +7,10 @@ may have forgotten locks or belongs to another deployment could have the missing
 Nothing is judged here (``doctor`` does that), and no lock changes. But a node that
 no client has asked since its restart is asked for its vote, as by a request for a lock.
 So it is shown as that request would find it, and its wait begins now at the latest.
+
+A node that takes no writes replies to all who only read: its disk or memory is full,
+or it waits for a standby. So a node that should vote is asked for a grant, by the
+script of the locks and with its own view, on a key of this look, for a second.
 """
 
 from __future__ import annotations
@@ -16,13 +20,15 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from celery_redlock.basics.resp import DOES_NOT_KNOW
-from celery_redlock.basics.text import fields_of, number_in
+from celery_redlock.basics.resp import DOES_NOT_KNOW, ErrorReply
+from celery_redlock.basics.text import MOST_TOLD, fields_of, number_in, printable_line
 from celery_redlock.locks.failure import ends_in
-from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.lease import Holder, new_base
 from celery_redlock.members.view import CLOSED, JOINED, View, refusal
 from celery_redlock.operations.acl import denied_command, try_commands
-from celery_redlock.wire.client import PerNode, each_node
+from celery_redlock.scripts import ACQUIRE
+from celery_redlock.scripts.keys import stripe_of
+from celery_redlock.wire.client import NodeUnreachable, PerNode, each_node
 from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     from celery_redlock.wire.client import NodeClient
 
 _SAMPLE = 500  # keys
+_TRIAL_MS = 1000
 T = TypeVar("T")
 _CLOCK_READINGS = 12
 _MS, _US = 1000, 1_000_000
@@ -50,6 +57,7 @@ class NodeState(enum.Enum):
     CLOSED = "closed for a reconfiguration"
     OTHER_CONFIG = "set up differently"
     UNFIT = "unfit"
+    REFUSES = "refuses writes"
     SILENT = "silent"
 
 
@@ -64,8 +72,8 @@ class NodeStatus:
     Attributes:
         label: The node's name.
         state: Whether it votes.
-        reason: Why it is silent or unfit, or its view if that differs. Reads on after
-            the node's name.
+        reason: Why it is silent or unfit or refuses writes, or its view if that
+            differs. Reads on after the node's name.
         wait: Seconds until its quarantine ends.
         info: The reply to INFO, by name.
         view: The view that it has, if it has our settings.
@@ -86,7 +94,7 @@ class NodeStatus:
     @property
     def can_tell(self) -> bool:
         """Whether a lock that the node does not have is not held by its vote."""
-        return self.state in (NodeState.VOTES, NodeState.UNSYNCED)
+        return self.state in (NodeState.VOTES, NodeState.UNSYNCED, NodeState.REFUSES)
 
     @property
     def doubt(self) -> str:
@@ -288,7 +296,7 @@ def node_status(redlock: Redlock) -> list[NodeStatus]:
 
 
 def _look(redlock: Redlock) -> list[NodeStatus]:
-    nodes = each_answering(redlock, lambda client: _status_of(client, redlock.guard))
+    nodes = each_answering(redlock, lambda client: _status_of(client, redlock))
     return [
         nodes.results.get(label) or _silent(label, nodes.unseen[label])
         for label in redlock.labels
@@ -386,8 +394,9 @@ def _unreachable(label: str, reason: str) -> NodeReport:
     )
 
 
-def _status_of(client: NodeClient, guard: RestartGuard) -> NodeStatus:
+def _status_of(client: NodeClient, redlock: Redlock) -> NodeStatus:
     """Return the present status of the node at the other end of this connection."""
+    guard = redlock.guard
     fields = ("config", "run_id", "votes", "quarantine_until", "replid", "evicted")
     info_text, meta, time = client.ask(
         ("INFO",), ("HMGET", guard.keys.meta, *fields), ("TIME",)
@@ -403,7 +412,34 @@ def _status_of(client: NodeClient, guard: RestartGuard) -> NodeStatus:
         left = max(0.0, number_in(known["quarantine_until"]) / _MS - now)
     state, reason = _state(client, guard, info, known, left)
     view = known.get("config", "") if _has_our_settings(guard, known) else ""
+    if state is NodeState.VOTES:
+        reason = info.get("denied", "") or _refusal_to_write(client, redlock, view)
+        state = NodeState.REFUSES if reason else state
     return NodeStatus(client.label, state, reason, left, info, view)
+
+
+def _refusal_to_write(client: NodeClient, redlock: Redlock, view: str) -> str:
+    """Return why a node that should vote cannot grant a lock; ``""`` if it can.
+
+    Any other reply than an error is that of a node that has changed since it was read.
+    """
+    key = redlock.keys.trial(token := new_base())
+    hint = (round(redlock.clock.wall() * _US), redlock.guard.hint_tolerance_us)
+    words = (token, "", _TRIAL_MS, *hint, view, stripe_of(token))
+    tried = (2, key, redlock.keys.meta, *words)
+    try:
+        (reply,) = client.ask(("EVALSHA", ACQUIRE.sha, *tried))
+        if isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT"):
+            (reply,) = client.ask(("EVAL", ACQUIRE.source, *tried))
+    except NodeUnreachable as error:
+        if not (reason := str(error)).startswith("did not answer"):
+            raise
+        return reason.replace("did not answer", "has not finished a write")
+    if not isinstance(reply, ErrorReply):
+        return ""
+    # Servers put the place in the script behind their first sentence, and advice.
+    said = printable_line(str(reply).removeprefix("ERR "), MOST_TOLD)
+    return f"grants no lock: {said.partition('. ')[0].rstrip('.')}"
 
 
 def _has_our_settings(guard: RestartGuard, meta: Mapping[str, str]) -> bool:

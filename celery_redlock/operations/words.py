@@ -127,6 +127,6 @@ def state_words(node: NodeStatus) -> tuple[str, str]:
         return f"{words}, {duration(node.wait)} left", "warning"
     if state in (NodeState.NEW, NodeState.UNSYNCED):
         return words, "warning"
-    if state in (NodeState.UNFIT, NodeState.SILENT):
+    if state in (NodeState.UNFIT, NodeState.REFUSES, NodeState.SILENT):
         words = node.reason.partition(";")[0]
     return words, "bad"

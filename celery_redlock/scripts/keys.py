@@ -21,6 +21,7 @@ key, under the prefix      content
 ``standby:{election}``     hash: standby of this election -> until when
 ``releases``               hash: token -> release by an operator
                            (``records.forced_releases``)
+``doctor:{random}``        what a look at a node has tried to write
 ``meta``                   hash: what the node must not forget, see below
 ``wake:{process}``         no key: the channel of one process with waiters
 =========================  ======================================================
@@ -250,6 +251,10 @@ class Keys:
     def paces(self, key: str) -> list[str]:
         """Return the names of the records of how long runs of these keys take."""
         return _each(f"{self.prefix}:pace:", key)
+
+    def trial(self, unique: str) -> str:
+        """Return the name of a key that one look at a node writes for a second."""
+        return f"{self.prefix}:doctor:{unique}"
 
     def slots(self, election: str) -> str:
         """Return the name of beat's record of the slots that it sent."""

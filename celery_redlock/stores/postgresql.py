@@ -262,8 +262,17 @@ class PostgreSQL:
     # -- a transaction ---------------------------------------------------------------
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
-        """Carry commands out in one transaction, and return the replies."""
-        return self._connection.finish(self.running(commands))
+        """Carry commands out in one transaction, and return the replies.
+
+        A commit that waits for a standby would go on waiting when the connection is
+        closed, and so would one more session of the server at each try.
+        """
+        try:
+            return self._connection.finish(self.running(commands))
+        except StoreError:
+            with contextlib.suppress(psycopg.Error):
+                self._connection.cancel_safe(timeout=self._connection.patience)
+            raise
 
     def running(self, commands: Sequence[Command]) -> Waits[list[Any]]:
         """Do what ``run`` does, and yield where it waits for the server."""

@@ -1,8 +1,9 @@
 """``task.explain(42)``: the fate of a call, and the reasons, without running it.
 
 Nodes are asked for the holder of the lock, or of each permit of its limits, for the
-claim, for the last success, and whether they vote. The task's policies are asked for
-their decision. No lock is taken; nothing is sent or changed. A policy that is a
+claim, for the last success, and for a lock that no call wants, which is released: so
+they vote, and take writes. The task's policies are asked for their decision. No lock of
+a call is taken; nothing is sent or changed. A policy that is a
 callable is called, with an empty ``task_id``.
 
 The explanation holds at this moment. To act on it, take the lock instead.
@@ -119,8 +120,12 @@ def explain(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explan
     if running is None:
         if seen.ballot.answered < redlock.quorum or in_use is None:
             outage = _outage(redlock, key, seen.ballot)
-        elif redlock.guard.enabled:
-            votes = redlock.guard.votes(brings_back=redlock.asks_for_votes)
+        else:
+            votes = (
+                redlock.check().ballot
+                if redlock.asks_for_votes
+                else redlock.guard.votes(brings_back=False)
+            )
             if votes.granted < redlock.quorum:  # although they answer
                 outage = _outage(redlock, key, votes)
     call = {"task": task.name, "args": args, "kwargs": kwargs}

@@ -21,6 +21,7 @@ from celery_redlock.stores.postgresql import PostgreSQL as Store
 from tests.cli.project import Project
 from tests.conftest import with_long
 from tests.harness.store_nodes import StoreNodes
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,6 +73,43 @@ def test_init_makes_the_table_and_lets_it_vote(project: Project) -> None:
     assert "has no table redlock_keys; run `celery -A proj redlock init`" in before.out
     assert (first.code, again.code, after.code) == (0, 0, 0)
     assert "All nodes vote now: 1." in first.out
+
+
+def test_commit_that_waits_for_a_standby_is_no_vote(
+    project: Project, server: psycopg.Connection
+) -> None:
+    """No grant returns from there. What the tools have tried is not left waiting."""
+    project.redlock("init", "--yes")
+    server.execute("ALTER SYSTEM SET synchronous_standby_names TO '*'")
+    server.execute("SELECT pg_reload_conf()")
+    try:
+        until(lambda: shown(server, "synchronous_standby_names") == "*")
+        doctor = project.redlock("doctor", "--json")
+        waited = project.redlock("doctor", "--wait", "0")
+        until(lambda: waiting_commits(server) == 0)
+        explained = project.redlock("explain", "proj.send_invoice", "--args", "[1]")
+    finally:
+        server.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        server.execute("SELECT pg_reload_conf()")
+
+    found = {one["code"]: one for one in doctor.document["findings"]}
+    assert "has not finished a write within 1 s" in found["refused-writes"]["fact"]
+    assert "synchronous standby" in found["refused-writes"]["remedy"]
+    assert [run.code for run in (doctor, waited, explained)] == [3, 3, 3]
+    until(lambda: project.redlock("doctor", "--wait", "0").code == 0)
+
+
+def shown(server: psycopg.Connection, setting: str) -> str:
+    """Return a setting of the server."""
+    (value,) = server.execute("SELECT current_setting(%s)", (setting,)).fetchone() or ()
+    return str(value)
+
+
+def waiting_commits(server: psycopg.Connection) -> int:
+    """Return how many sessions wait for a standby."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    (count,) = server.execute(query).fetchone() or (0,)
+    return int(count)
 
 
 def test_locks_are_listed_shown_and_released(project: Project) -> None:
@@ -198,6 +236,7 @@ def test_doctor_names_the_missing_privileges(
 
     found = {one["code"]: one["fact"] for one in doctor.document["findings"]}
     assert "denies our user INSERT, UPDATE, DELETE" in found["privileges"]
+    assert "no-quorum" in found
     assert "GRANT SELECT, INSERT, UPDATE, DELETE ON redlock_keys TO reader;" in rules
     server.execute("DROP OWNED BY reader")
     server.execute("DROP ROLE reader")

@@ -59,6 +59,17 @@ def unreachable(report: NodeReport, _: Case) -> Iterator[Finding]:
         yield Finding("unreachable", WARNING, fact, as_sentence(remedy))
 
 
+@rule("Node")
+def refused_writes(report: NodeReport, _: Case) -> Iterator[Finding]:
+    """Find nodes that answer, and grant nothing because they take no writes."""
+    status = report.status
+    named = report.lacks_commands or status.info.get("denied")  # findings themselves
+    if status.state is NodeState.REFUSES and not named:
+        remedies = (it for sign, it in _WRITES.items() if sign in status.reason)
+        remedy = next(remedies, _LOG)
+        yield Finding("refused-writes", ERROR, status.reason, remedy)
+
+
 @rule("Node", skipped_at_start=True)
 def state(report: NodeReport, case: Case) -> Iterator[Finding]:
     """Find nodes that answer and do not vote."""
@@ -121,6 +132,19 @@ _REMOVED = (
     "A reconfiguration has removed it, and other nodes vote in the new configuration: "
     "set redlock_nodes to the new nodes, and shut this one down."
 )
+_LOG = "Its log says why. It votes again as soon as it takes writes."
+# What the reason of a refusal to write has in it -> what to do.
+_WRITES = {
+    "MISCONF": "Its log says why it cannot write to its disk, which may be full. Free "
+    "space, or write no snapshots (CONFIG SET save ''): locks need none.",
+    "OOM ": "Its memory is full: raise maxmemory, or give what else it holds a server "
+    "of its own.",
+    "NOREPLICAS": "It waits for replicas, which locks do not need: set "
+    "min-replicas-to-write to 0.",
+    "has not finished a write": "A PostgreSQL waits for each synchronous standby that "
+    "is away: bring it back, or take it out of synchronous_standby_names. Else its "
+    "disk may hang; its log says more.",
+}
 _PROBLEMS = {
     NodeState.QUARANTINED: Finding(
         "quarantine",

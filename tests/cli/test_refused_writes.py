@@ -1,0 +1,109 @@
+"""Nodes that answer and refuse each write: no tool says that they vote."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock import runtime_of, web
+from celery_redlock.operations.inspect import NodeState, node_status
+from tests.cli.app import new_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery import Celery
+
+    from tests.cli.project import Project
+
+REFUSALS = {
+    "OOM": ("maxmemory", "1"),
+    "NOREPLICAS": ("min-replicas-to-write", "1"),
+}
+
+
+@pytest.fixture(params=REFUSALS)
+def refusing(request: pytest.FixtureRequest, project: Project) -> Iterator[str]:
+    """Let two of the nodes refuse each write; give how their error begins."""
+    setting, value = REFUSALS[request.param]
+    for node in project.nodes[1:]:
+        node.command("CONFIG", "SET", setting, value)
+    yield request.param
+    for node in project.nodes[1:]:
+        node.command("CONFIG", "SET", setting, "0")
+
+
+@pytest.fixture
+def app(project: Project) -> Iterator[Celery]:
+    """Give the app of another process of this project."""
+    app = new_app({"redlock_nodes": project.urls})
+    yield app
+    runtime_of(app).redlock.close()
+    app.close()
+
+
+def test_doctor_names_the_refusal_and_that_nothing_can_be_locked(
+    project: Project, refusing: str
+) -> None:
+    """One error for each node, in the words of its server, and the remedy."""
+    run = project.redlock("doctor", "--json")
+
+    found = [one for one in run.document["findings"] if one["severity"] == "error"]
+    assert run.code == 3
+    assert [one["code"] for one in found] == ["no-quorum", *["refused-writes"] * 2]
+    assert [one["about"] for one in found[1:]] == [project.label(1), project.label(2)]
+    assert all(f"grants no lock: {refusing} " in one["fact"] for one in found[1:])
+    assert all(REFUSALS[refusing][0] in one["remedy"] for one in found[1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("doctor", "--wait", "0"), "1 of 3 nodes vote, 2 are needed."),
+        (("explain", "proj.send_invoice", "--args", "[42]"), "Only 1 of 3 nodes gave"),
+    ],
+    ids=lambda it: it[0] if isinstance(it, tuple) else "",
+)
+def test_command_says_that_too_few_nodes_vote(
+    project: Project, refusing: str, words: tuple[str, ...], said: str
+) -> None:
+    """It tells the reason, and not what would be so with a majority."""
+    run = project.redlock(*words)
+
+    assert run.code == 3
+    assert said in run.out + run.err
+    assert refusing in run.out
+
+
+def test_health_check_and_metrics_say_that_too_few_nodes_vote(
+    app: Celery, refusing: str
+) -> None:
+    """A monitor hears of it before a user does."""
+    answers: list[str] = []
+    environ: dict[str, Any] = {"PATH_INFO": "/healthz", "REQUEST_METHOD": "GET"}
+    list(web.page(app)(environ, lambda status, *_: answers.append(status)))
+    collector = pytest.importorskip("celery_redlock.metrics.collector")
+    gauges = collector.StateCollector(app)
+    found = {gauge.name: gauge.samples for gauge in gauges.collect()}
+    gauges.close()
+
+    assert refusing
+    assert answers == ["503 Service Unavailable"]
+    assert [one.value for one in found["redlock_node_up"]] == [1.0, 1.0, 1.0]
+    assert [one.value for one in found["redlock_node_votes"]] == [1.0, 0.0, 0.0]
+
+
+def test_node_that_takes_writes_again_votes(project: Project) -> None:
+    """The look itself changes nothing that lasts, and locks are told meanwhile."""
+    lease = project.hold("held")
+    node = project.nodes[1]
+    node.command("CONFIG", "SET", "maxmemory", "1")
+    refused = node_status(project.service)
+    listed = project.redlock("ls")
+    node.command("CONFIG", "SET", "maxmemory", "0")
+
+    assert [one.state for one in refused].count(NodeState.VOTES) == 2
+    assert "1 lock held, as seen on 3 of 3 nodes." in listed.out
+    assert {one.state for one in node_status(project.service)} == {NodeState.VOTES}
+    assert project.service.release(lease) >= 2
