@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from celery_redlock.cli.output.format import node_lines
 from celery_redlock.cli.output.session import Command, Session
+from celery_redlock.errors import RedlockError
 from celery_redlock.operations.inspect import NodeState, node_status
 from celery_redlock.operations.words import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from celery_redlock.operations.inspect import NodeStatus
 
 
 @click.command(cls=Command, short_help="Start a brand-new deployment.")
@@ -22,19 +30,22 @@ def init(session: Session, *, yes: bool) -> None:
     refuses, too, if a client that has used the nodes before has asked them since: one
     may hold a lock that the nodes have forgotten. Then it says for how long to wait. It
     cannot know of a client that has not asked them yet.
+
+    A store gets its table first. Where a table was dropped under running workers,
+    answer no: their locks are forgotten, and the new one votes after redlock_max_ttl.
     """
     redlock = session.redlock
+    redlock.prepare()  # what was made just now has no memory, as a new node
     statuses = node_status(redlock)
-    states = {node.state for node in statuses}
-    # All vote already, or one cannot be read, so that nothing can be changed.
-    is_known = states == {NodeState.VOTES} or NodeState.SILENT in states
     session.say(*node_lines(statuses, "NOW"), "")
+    _refuse_what_cannot_begin(statuses)
     span = duration(redlock.timing.max_ttl)
     where = "on this node" if len(statuses) == 1 else "on these nodes"
     session.confirm(
         f"Is it certain that no worker held a lock {where} in the last {span} "
         "(redlock_max_ttl)?",
-        yes=yes or is_known,
+        yes=yes or {node.state for node in statuses} == {NodeState.VOTES},
+        otherwise="No wait was ended: nodes vote by themselves when theirs is over.",
     )
     redlock.initialize()
     session.tell(
@@ -44,3 +55,16 @@ def init(session: Session, *, yes: bool) -> None:
             "config": str(redlock.guard.configuration),
         },
     )
+
+
+def _refuse_what_cannot_begin(statuses: Sequence[NodeStatus]) -> None:
+    """Raise an error where a node cannot be read or written: no answer changes that.
+
+    A node that is read a moment later would be initialized without a question.
+    """
+    for node in statuses:
+        if node.state in (NodeState.SILENT, NodeState.REFUSES):
+            raise RedlockError(
+                f"Node {node.label} {node.reason}. It may hold live locks, so nothing "
+                "was changed. Start or repair it, or remove it from the list of nodes."
+            )

@@ -42,6 +42,13 @@ its socket."""
 # Ends the reason of a `StoreError` where our user lacks a permission.
 GRANT = "grant what `celery -A proj redlock doctor --acl` prints"
 
+# The same where what our keys need is missing: it is new, or was dropped.
+MAKE = "run `celery -A proj redlock init`"
+DROPPED = (
+    "If it was there before, running tasks may hold locks that are forgotten: answer "
+    "no to the question of init, and it votes after one redlock_max_ttl"
+)
+
 
 class StoreError(Exception):
     """The store cannot be used. The text reads on after the node's name.

@@ -57,7 +57,13 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.stores import postgresql_url
 from celery_redlock.stores.commands import add_needs, run
 from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
-from celery_redlock.stores.connection import GRANT, StoreError, readable
+from celery_redlock.stores.connection import (
+    DROPPED,
+    GRANT,
+    MAKE,
+    StoreError,
+    readable,
+)
 from celery_redlock.stores.keyspace import Cell, Changes, StoreKeyspace
 from celery_redlock.stores.needs import Needs
 from celery_redlock.stores.postgresql_memory import Memory
@@ -223,8 +229,8 @@ class PostgreSQL:
         self._identifier = identifier.encode()
         if not has_table:
             raise StoreError(
-                f"has no table {TABLE}; run `celery -A proj redlock init`, or the "
-                "migrations of celery_redlock.contrib.django"
+                f"has no table {TABLE}; {MAKE}, or the migrations of "
+                f"celery_redlock.contrib.django. {DROPPED}"
             )
         _refuse_other_tables(cursor, url, most=1)
         fsync, commits, is_encrypted, standbys, self._process = rest

@@ -91,7 +91,13 @@ from celery_redlock.stores.compare_and_swap import (
     servers_in,
     writes_end,
 )
-from celery_redlock.stores.connection import GRANT, StoreError, readable
+from celery_redlock.stores.connection import (
+    DROPPED,
+    GRANT,
+    MAKE,
+    StoreError,
+    readable,
+)
 from celery_redlock.stores.keyspace import HEAD, Cell, StoreKeyspace
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
 
@@ -106,7 +112,7 @@ _ROOT, _ID, _KEYS, _WAKE = (
     *("/redlock", "/redlock/id"),
     *("/redlock/keys", "/redlock/wake"),
 )
-_NOT_MADE = f"has no {_ROOT}; run `celery -A proj redlock init`"
+_NOT_MADE = f"has no {_ROOT}; {MAKE}. {DROPPED}"
 _PORT = 2181
 _SHARDS = 16  # the names of 100,000 keys fit into their replies, of 1 MB at most
 _SESSION = 10.0  # seconds, after which a process that died listens no more

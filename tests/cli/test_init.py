@@ -37,7 +37,7 @@ def test_init_changes_nothing_without_a_yes(
     run = project.redlock("init")
 
     assert run.code == 1
-    assert "Nothing was done." in run.err
+    assert "No wait was ended: nodes vote by themselves when theirs is over." in run.err
     assert not project.nodes[0].command("HEXISTS", "redlock:meta", "votes")
 
 

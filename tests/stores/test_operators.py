@@ -75,6 +75,26 @@ def test_init_makes_the_table_and_lets_it_vote(project: Project) -> None:
     assert "All nodes vote now: 1." in first.out
 
 
+def test_init_asks_where_the_table_of_a_deployment_was_dropped(
+    project: Project, server: psycopg.Connection
+) -> None:
+    """Its locks are forgotten, and their holders run. Without a yes none is granted."""
+    project.redlock("init", "--yes")
+    lease = project.hold("invoice:7")
+    server.execute("DROP TABLE redlock_keys")
+
+    doctor = project.redlock("doctor")
+    run = project.redlock("init")
+    with pytest.raises(QuorumUnreachable, match=r"in quarantine|does not vote yet"):
+        project.hold("invoice:7")
+
+    assert "answer no to the question of init" in " ".join(doctor.out.split())
+    assert "no worker held a lock on this node" in run.err
+    assert "No wait was ended" in run.err
+    assert run.code == 1
+    assert lease.is_valid()
+
+
 def test_commit_that_waits_for_a_standby_is_no_vote(
     project: Project, server: psycopg.Connection
 ) -> None:

@@ -17,7 +17,7 @@ from celery_redlock import runtime_of, singleton_task
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.doctor import diagnose
-from celery_redlock.stores.connection import StoreError
+from celery_redlock.stores.connection import DROPPED, StoreError
 from celery_redlock.stores.etcd import Etcd
 from celery_redlock.stores.postgresql import PostgreSQL
 from celery_redlock.stores.zookeeper import ZooKeeper
@@ -108,7 +108,8 @@ def postgresql() -> Iterator[str]:
             "empty",
             (
                 "unreachable: has no table redlock_keys. Run `celery -A proj redlock "
-                "init`, or the migrations of celery_redlock.contrib.django."
+                "init`, or the migrations of celery_redlock.contrib.django. "
+                f"{DROPPED}."
             ),
         ),
         (
@@ -584,7 +585,10 @@ def zookeeper() -> Iterator[str]:
         (
             "",
             "/empty",
-            "unreachable: has no /redlock. Run `celery -A proj redlock init`.",
+            (
+                "unreachable: has no /redlock. Run `celery -A proj redlock init`. "
+                f"{DROPPED}."
+            ),
         ),
         ("", "/own", NO_RIGHTS),
         (f"stranger:{SECRET}@", "/own", NO_RIGHTS),

@@ -106,14 +106,22 @@ class Session:
     def _print(self, lines: Iterable[str]) -> None:
         click.echo("\n".join(lines), color=None if self.colors else False)
 
-    def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask before a change. Ends the command unless the answer is yes."""
+    def confirm(
+        self, question: str, *, yes: bool, otherwise: str = "Nothing was done."
+    ) -> None:
+        """Ask before a change. Ends the command unless the answer is yes.
+
+        Args:
+            question: What is asked.
+            yes: Whether the answer is known to be yes.
+            otherwise: What is said at the end of the command.
+        """
         try:
             if yes or click.confirm(inked(question, colors=False), err=True):
                 return
         except click.Abort:  # stdin is closed
             click.echo("\nThere is no terminal to answer at: add --yes.", err=True)
-        click.echo("Nothing was done.", err=True)
+        click.echo(otherwise, err=True)
         raise click.exceptions.Exit(WARNING)
 
 
