@@ -48,6 +48,7 @@ from celery_redlock.basics.process import OfOneProcess
 from celery_redlock.errors import LockContended, LockHeld, QuorumUnreachable
 from celery_redlock.locks.lease import Holder, Lease, LeaseState, new_base
 from celery_redlock.records.standbys import StandbyList
+from celery_redlock.scripts.keys import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +128,8 @@ class Elector(OfOneProcess):
         pause: Seconds after which to call ``campaign`` again, at the latest.
 
     Raises:
-        ConfigurationError: The lock service does not allow this ttl.
+        ConfigurationError: The lock service does not allow this ttl, or the key cannot
+            be used.
     """
 
     def __init__(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
@@ -140,7 +142,7 @@ class Elector(OfOneProcess):
         on_elected: Callable[[Term], object] | None = None,
         on_resigned: Callable[[Term], object] | None = None,
     ) -> None:
-        self.key = key
+        self.key = key_of([key])
         self.ttl = redlock.timing.checked(ttl)
         self._redlock = redlock
         self._clock = redlock.clock

@@ -72,7 +72,13 @@ from celery_redlock.scripts import (
     INSPECT_PERMITS,
     RELEASE,
 )
-from celery_redlock.scripts.keys import Keys, key_of, stripe_of, stripes_of
+from celery_redlock.scripts.keys import (
+    Keys,
+    key_of,
+    stripe_of,
+    stripes_of,
+    unusable,
+)
 from celery_redlock.stores.connection import StoreError, is_store, store_of
 from celery_redlock.wire.broadcast import Broadcast
 from celery_redlock.wire.node import Node
@@ -786,7 +792,7 @@ class Redlock:
 def _unusable(key: str, wait: float) -> ConfigurationError:
     if key:
         return ConfigurationError(f"wait is {wait}; write a number of seconds.")
-    return ConfigurationError(f"The key {key!r} must be one line of text.")
+    return unusable(key, "it is empty")
 
 
 def _kept(ttl: float, limit: Limit) -> float:

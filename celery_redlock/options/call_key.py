@@ -43,7 +43,7 @@ from celery_redlock.basics.signature import hidden_parameters, signature_of
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError, FingerprintError
 from celery_redlock.locks.limits import rate_of, wanted
-from celery_redlock.scripts.keys import is_permit
+from celery_redlock.scripts.keys import fault_of, is_permit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +54,6 @@ _LONGEST_KEY = 512  # characters
 _HASH_BYTES = 16
 _SHORT = 64  # bits
 _HEADERS = "headers"  # the argument by which a key function asks for them
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _FIELD = re.compile(r"([^\W\d]\w*)((?:\.\w+|\[[^\[\]]+\])*)")
 _STEP = re.compile(r"[^.\[\]]+")
 _NOT_REDUCIBLE = (TypeError, ValueError, RecursionError, ArithmeticError)
@@ -266,13 +265,11 @@ class KeyRule:
 
         A hash at its end also tells it from the name of a permit of another key.
         """
-        try:
-            _usable(key)
-        except ValueError as error:
+        if fault := fault_of(key):
             raise FingerprintError(
-                f"The key of this call of {self.task} cannot be used: {error}. Nothing "
-                "was sent or locked; make the key of printable text."
-            ) from None
+                f"The key {key!r:.200} of this call of {self.task} cannot be used: "
+                f"{fault}. Nothing was sent or locked; make the key of printable text."
+            )
         cut = key[: _LONGEST_KEY - 2 * _HASH_BYTES - 1]
         is_right = len(key) <= _LONGEST_KEY and not is_permit(key)
         return key if is_right else f"{cut}~{_hash(key)}"
@@ -397,13 +394,16 @@ class KeyTemplate:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        fault = fault_of(text)
         try:  # the arguments that it needs
-            self.names = tuple(dict.fromkeys(_names_in(_usable(text))))
+            self.names = () if fault else tuple(dict.fromkeys(_names_in(text)))
         except ValueError as error:
+            fault = str(error)
+        if fault:
             raise ConfigurationError(
-                f"The key {text!r} cannot be used: {error}. Write something like "
+                f"The key {text!r} cannot be used: {fault}. Write something like "
                 "'invoice:{invoice_id}', and {{ for a brace."
-            ) from None
+            )
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -492,14 +492,6 @@ class _Taken(NamedTuple):
         by_position = [p.name for p in takes if p.kind is _P.POSITIONAL_ONLY]
         needed = [name for name in needed if name not in of_message]
         return cls(names, needed, by_position, headers=bool(of_message))
-
-
-def _usable(key: str) -> str:
-    if not isinstance(key, str):
-        raise ValueError(f"it is {_type_name(key)} and not str")  # noqa: TRY004  (its caller catches one kind)
-    if not key.strip() or _UNPRINTABLE.search(key):
-        raise ValueError("it is empty or has a control character")
-    return key
 
 
 def _parsed_field(field: str) -> tuple[str, list[str]]:

@@ -53,14 +53,11 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_redlock.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 STRIPES = 4096
 MOST = 100  # keys that are taken together
@@ -68,6 +65,8 @@ MOST_BYTES = 8192  # of one key, or of them all: each of their locks names each
 PERMIT = "##"  # between a key and the number of a permit
 START = "@@"  # between a key and the number of a permit for a start
 _MOST_SHOWN = 4
+_NO_KEY = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_NO_NAME = re.compile("[\n\ud800-\udfff]")
 _PERMIT_NAME = re.compile(f".*(?:{PERMIT}|{START})[0-9]{{1,4}}", re.DOTALL)
 
 
@@ -77,6 +76,34 @@ def is_permit(name: str) -> bool:
     return has_sign and _PERMIT_NAME.fullmatch(name) is not None
 
 
+def fault_of(key: object, *, is_name: bool = False) -> str:
+    """Return why this cannot be a key, in a clause, or ``""``.
+
+    Args:
+        key: Anything.
+        is_name: Whether any name is right that a node can have: of a lock of another
+            version, or of another program.
+    """
+    if not isinstance(key, str):
+        return f"it is {type(key).__name__} and not text"
+    if not (key if is_name else key.strip()):
+        return "it is empty"
+    found = (_NO_NAME if is_name else _NO_KEY).search(key)
+    if found is None:
+        return ""
+    is_half = "\ud800" <= found[0] <= "\udfff"
+    fault = "has no UTF-8" if is_half else "is not printable"
+    return f"the character {found[0]!r} {fault}"
+
+
+def unusable(key: object, fault: str) -> ConfigurationError:
+    """Return the error for what `fault_of` refuses."""
+    return ConfigurationError(
+        f"The key {key!r:.200} cannot be used: {fault}. Nothing was sent or locked. "
+        "Make the key of printable text, such as 'invoice:42'."
+    )
+
+
 def key_of(keys: str | Iterable[str], *, are_names: bool = False) -> str:
     """Return the one text for these keys: each once, sorted, one a line.
 
@@ -84,20 +111,24 @@ def key_of(keys: str | Iterable[str], *, are_names: bool = False) -> str:
 
     Args:
         keys: A key, or several.
-        are_names: Whether they may be the names of permits.
+        are_names: Whether they may be any names that nodes have, also of permits.
 
     Raises:
-        ConfigurationError: There is no key, one that is not one line of text, has no
-            UTF-8 or is the name of a permit, more than `MOST`, or more than
-            `MOST_BYTES` in all.
+        ConfigurationError: There is no key, one that is no printable text or is the
+            name of a permit, more than `MOST`, or more than `MOST_BYTES` in all.
     """
-    is_plain = type(keys) is str and 0 < len(keys) <= MOST_BYTES and keys.isascii()
-    if is_plain and not any(sign in keys for sign in ("\n", PERMIT, START)):
-        return keys  # type: ignore[return-value]
-    parts: list[Any] = [keys] if isinstance(keys, str) else list(keys)
-    for key in parts or [""]:
-        if not isinstance(key, str) or not key or "\n" in key:
-            raise ConfigurationError(f"The key {key!r:.200} must be one line of text.")
+    if type(keys) is str and 0 < len(keys) <= MOST_BYTES and keys.isascii():
+        has_sign = PERMIT in keys or START in keys
+        if keys.isprintable() and not keys.isspace() and not has_sign:
+            return keys  # most are such a one
+    given: Any = keys
+    is_one = isinstance(given, (str, bytes)) or not isinstance(given, Iterable)
+    parts: list[Any] = [given] if is_one else list(given)
+    if not parts:
+        raise unusable(keys, "it is empty")
+    for key in parts:
+        if fault := fault_of(key, is_name=are_names):
+            raise unusable(key, fault)
         if not are_names and is_permit(key):
             raise ConfigurationError(
                 f"The key {shown(key):.200} cannot be used: {PERMIT} or {START} and a "
@@ -111,14 +142,7 @@ def key_of(keys: str | Iterable[str], *, are_names: bool = False) -> str:
             f"{len(several)} keys are too many to take together: at most {MOST}. Use a "
             "key that covers several of them."
         )
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError as error:
-        raise ConfigurationError(
-            f"The key {shown(text):.200} cannot be used: the character "
-            f"{text[error.start]!r} has no UTF-8. Make the key of text that can be "
-            "encoded."
-        ) from None
+    size = len(text.encode())
     if size > MOST_BYTES and several[1:]:
         raise ConfigurationError(
             f"{len(several)} keys of {size:,} bytes are too long to take together: at "

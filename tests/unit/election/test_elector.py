@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import celery_redlock
 from celery_redlock.election import Elector, Term
+from celery_redlock.errors import ConfigurationError
 from celery_redlock.locks.lease import Holder
 from celery_redlock.records.standbys import leadership_of
 from tests.conftest import with_long
@@ -75,6 +76,13 @@ def test_term_has_a_number_that_grows(candidates: list[Candidate]) -> None:
         candidate.resign()
 
     assert numbers == sorted(set(numbers))
+
+
+@pytest.mark.parametrize("key", ["", "a\nb", None, 7, ["a", "b"], "a##2"])
+def test_election_refuses_what_cannot_be_its_key(nodes: FakeNodes, key: Any) -> None:
+    """When it is made, and not in the thread that campaigns."""
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        Elector(nodes.redlock(), key)
 
 
 def test_elections_of_other_keys_are_independent(nodes: FakeNodes) -> None:
