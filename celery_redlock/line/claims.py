@@ -126,7 +126,8 @@ class ExistingJob:
         elif self.held_key != self.key or not holder.task_id:  # no run of this call
             what = f"The key {shown(self.held_key)} is held by"
         source = f", as {votes} of {nodes} nodes say" if nodes > 1 else ""
-        return f"{what} {name}, for {self.left:.1f} s more at most{source}."
+        until = "at most" if self.phase in _PHASES else "unless renewed"
+        return f"{what} {name}, for {self.left:.1f} s more {until}{source}."
 
 
 class Claims:

@@ -139,8 +139,8 @@ def _refuse_what_is_not_new(
             raise RedlockError(
                 f"Node {label} holds live locks under {guard.keys.prefix!r} "
                 f"({locks} of them), so this deployment is not new. Nothing was "
-                "changed. Wait until the restart guard admits the nodes by itself, or "
-                "stop all workers and wait for one max_ttl."
+                "changed. Nodes that do not vote yet come to it by themselves. For a "
+                "new start, stop all workers, wait for one max_ttl, and run it again."
             )
 
 

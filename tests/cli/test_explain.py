@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from celery_redlock.locks.limits import Limit
@@ -33,6 +34,8 @@ def test_explain_names_the_call_in_the_way(project: Project) -> None:
         "executed    it would be skipped: The same call 'invoice:42' runs as" in run.out
     )
     assert "worker-1 (pid 4711)" in run.out
+    # A holder renews its lock: what is left now is no limit of the run.
+    assert re.search(r"for \d\d\.\d s more unless renewed, as", run.out)
 
 
 def test_explain_in_json_has_everything(project: Project) -> None:

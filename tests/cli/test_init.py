@@ -69,3 +69,17 @@ def test_init_asks_nothing_where_all_nodes_vote(
     assert "There is no terminal to answer at: add --yes." in refused.err
     assert again.code == 0
     assert "no worker held a lock" not in again.err
+
+
+def test_init_beside_a_live_lock_says_that_nodes_vote_by_themselves(
+    project: Project,
+) -> None:
+    """They may all vote already: then there is nothing to wait for."""
+    project.hold("k")
+
+    run = project.redlock("init", "--yes")
+
+    assert run.code == 1
+    assert "holds live locks" in run.err
+    assert "Nodes that do not vote yet come to it by themselves" in run.err
+    assert "Wait until" not in run.err
