@@ -102,9 +102,8 @@ class DecidedConflict:
 
     def wait_in_queue(self, keep: str, countdown: float) -> float:
         """Enter the register and republish the call, or end as superseded."""
-        call, delay = self.call, countdown or self._usual_countdown()
-        if call.request.is_eager:
-            raise self.duplicate("did not run: it has no queue")
+        delay = countdown or self._usual_countdown()
+        self._check_queue()
         self.line.enter(self.held, keep, delay)
         return self.republish(delay, "waits in its queue")
 
@@ -119,7 +118,7 @@ class DecidedConflict:
         if not call.request.is_eager:
             self.line.enter(self.held, "latest", delay, replaces=True)
         elif not grace:
-            raise self.duplicate("did not run: it has no queue")
+            self._check_queue()
         if holder is not None:
             ask_to_end(call.runtime.redlock, call.key, holder, str(call))
         if grace:
@@ -128,6 +127,7 @@ class DecidedConflict:
 
     def republish(self, countdown: float, what: str = "is republished") -> float:
         """Publish the call again; return 0 if the broker did not take it."""
+        self._check_queue()
         header: dict[str, Any] = {"deferred": self.call.header.deferred + 1}
         if self.decision.registers:
             header["next"] = self.line.successor
@@ -143,6 +143,11 @@ class DecidedConflict:
             f"{self.call} {what} (on_conflict: {self.decision.name}{after}). {held}",
             **vars(held),
         )
+
+    def _check_queue(self) -> None:
+        """Fail a call that runs eagerly: it came from no queue, and cannot go back."""
+        if self.call.request.is_eager:
+            raise self.duplicate("did not run: it has no queue")
 
     def _usual_countdown(self) -> float:
         """Return a countdown that is longer each time, up to half a ttl."""

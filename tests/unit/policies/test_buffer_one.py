@@ -170,16 +170,6 @@ def test_unreachable_nodes_supersede_no_call(worker: Worker) -> None:
     assert "next" not in header(run, worker)
 
 
-def test_eager_duplicate_is_an_error(worker: Worker) -> None:
-    """An eager call has no queue in which it could wait."""
-    worker.app.conf.update(task_always_eager=True, redlock_eager=True)
-
-    with worker.held():
-        result = worker.buffered().delay(1)
-
-    assert isinstance(result.result, DuplicateTask)
-
-
 @pytest.mark.parametrize("deferred", [0, 3, 20, 5000])
 def test_countdown_of_a_successor_doubles(worker: Worker, deferred: int) -> None:
     """It begins at a second and ends at half a ttl."""

@@ -260,6 +260,22 @@ def test_autoretry_that_names_the_error_retries_a_refused_call(
     assert [h["retries"] for h, _ in worker.published] == [1] * (state == states.RETRY)
 
 
+@pytest.mark.parametrize("policy", ["retry", "buffer_one", "cancel_running"])
+def test_eager_duplicate_fails_because_it_has_no_queue(
+    worker: Worker, policy: str
+) -> None:
+    """It is not republished, and its error does not say that it is."""
+    worker.app.conf.update(task_always_eager=True, redlock_eager=True)
+    task = worker.leased_job(on_conflict=policy)
+
+    with worker.held():
+        result = task.delay()
+
+    assert isinstance(result.result, DuplicateTask)
+    assert f"{result.id}] did not run: it has no queue (" in str(result.result)
+    assert worker.messages() == []
+
+
 def test_autoretry_ends_with_the_refusal(worker: Worker) -> None:
     """After ``max_retries`` the call has failed as a duplicate."""
     task = worker.leased_job(
