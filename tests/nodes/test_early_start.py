@@ -51,6 +51,16 @@ class Loop:
             start=lambda: self.started.append(task_id),
         )
 
+    def accepted(self, task_id: str) -> None:
+        """Tell that a process of the pool has taken this call."""
+        call = self.requests[task_id].redlock_waiting
+        call.starts.accepted(call)
+
+    def ended(self, task_id: str) -> None:
+        """Tell that this copy of a call has ended."""
+        call = self.requests[task_id].redlock_waiting
+        call.starts.ended(call)
+
     def until_started(self, *task_ids: str) -> None:
         """Run the loop until these calls have started, and no others."""
 
@@ -95,8 +105,7 @@ def test_one_call_at_a_time_tries_for_a_free_lock(loop: Loop, key: str) -> None:
     loop.until_started("1")
 
     for rank in (1, 2):
-        ended = loop.requests[str(rank)].redlock_waiting.ended
-        thread = threading.Thread(target=ended)
+        thread = threading.Thread(target=loop.ended, args=(str(rank),))
         thread.start()
         thread.join()
         loop.until_started(*"123"[: rank + 1])
@@ -115,7 +124,7 @@ def test_call_that_is_due_leaves_the_room_to_one_that_tries(
     until(lambda: loop.hub.run_once() or witness, what="a later entry of the timer")
 
     assert loop.started == ["tries"]
-    loop.requests["tries"].redlock_waiting.ended()
+    loop.ended("tries")
     loop.until_started("tries", "due")
 
 
@@ -127,7 +136,7 @@ def test_call_that_has_begun_is_not_waited_for_any_longer(loop: Loop, key: str) 
     loop.until_started("1", "2")
 
     for task_id in "12":
-        loop.requests[task_id].redlock_waiting.accepted()
+        loop.accepted(task_id)
 
     loop.until_started("1", "2", "3")
 
@@ -157,7 +166,7 @@ def test_revoked_call_ends_with_its_countdown(
 
     state.revoked.discard("revoked")
     rival.release(lease)
-    loop.requests["revoked"].redlock_waiting.ended()
+    loop.ended("revoked")
     loop.until_started("revoked", "waits")
 
 
