@@ -229,6 +229,8 @@ class Exchange:
         self._urgent, self._others = self._queue = queue
         self._clock = clock
         self._timing = timing
+        # Seconds without a reply after which a node is late that no call needs.
+        self._patience = max(timing.node_timeout, timing.connect_timeout)
         self._new_selector = new_selector
         self.observer_of: (
             Callable[[ScriptRequest], Callable[[int, Vote], None]] | None
@@ -456,7 +458,7 @@ class Exchange:
         for request in call.unfinished:
             for index, vote in enumerate(request.ballot.votes):
                 if vote is None:
-                    self.nodes[index].mark_suspect(call.sent_at)
+                    self.nodes[index].mark_suspect()
         self._conclude(call)
 
     def _suspects(self) -> list[Node]:
@@ -620,6 +622,11 @@ class Exchange:
             if events & EVENT_WRITE:
                 key.data.flush()
         self._changing = None
+        # What was there by then is read, so these have sent nothing for so long.
+        latest = self.looked_at - self._patience
+        for node in self.nodes:
+            if node.silent_since < latest and not node.is_store:
+                node.mark_suspect()
 
     def _maintain(self) -> selectors.BaseSelector | None:
         """Take and begin connections. Return None where sockets cannot be watched."""

@@ -18,9 +18,10 @@ A caller that is interrupted in the middle of a change throws the node away: `an
 returns one without a connection, and the connection is closed. Requests in flight fail
 there, and releases are owed. Nothing is repaired.
 
-A suspect node gets all requests, but no call waits for it. When it has been silent for
-longer than it takes to connect, a second connection is made in the background. If that
-succeeds, it replaces the first one.
+A suspect node gets all requests, but no call waits for it. A node is suspect, too, if
+no call needs its vote and it is silent for longer than it takes to connect. Then a
+second connection is made in the background. If that succeeds, it replaces the first
+one.
 
 Nothing here blocks; connections are made in the background, by ``connector``.
 """
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -63,14 +65,17 @@ class _Conversation:
         connection: The connection.
         events: What the selector waits for.
         pending: The requests that have no reply yet, in order.
+        silent_since: Instant of the last reply, or of the first request after all were
+            answered.
     """
 
-    __slots__ = ("connection", "events", "pending")
+    __slots__ = ("connection", "events", "pending", "silent_since")
 
     def __init__(self, connection: Connection | StoreConnection) -> None:
         self.connection = connection
         self.events = connection.events
         self.pending: deque[tuple[ScriptRequest | ScriptLoad, int]] = deque()
+        self.silent_since = math.inf
 
 
 class Node:
@@ -80,7 +85,6 @@ class Node:
         label: The name of the node.
         is_store: Whether requests to it are carried out in this process.
         suspect: Whether it was late, and has not caught up since.
-        silent_since: Instant since which a suspect has sent no reply.
         unfit_because: Why it must not vote, in words; ``""`` when it may.
     """
 
@@ -95,7 +99,6 @@ class Node:
         self._connector = Connector(address, clock=clock, timeout=connect_timeout)
         self._conversation: _Conversation | None = None
         self._selector: selectors.BaseSelector | None = None
-        self.silent_since = 0.0
         self._last_seen_at = 0.0
         self._pending_releases = PendingReleases()
         self._down_because = ""
@@ -113,6 +116,14 @@ class Node:
     def pending(self) -> Sequence[tuple[ScriptRequest | ScriptLoad, int]]:
         """The requests that it has not answered, in order."""
         return self._conversation.pending if self._conversation else ()
+
+    @property
+    def silent_since(self) -> float:
+        """Instant since which it owes a reply and has sent none."""
+        conversation = self._conversation
+        if conversation is None or not conversation.pending:
+            return math.inf
+        return conversation.silent_since
 
     @property
     def backlog(self) -> Sequence[tuple[ScriptRequest, int]]:
@@ -268,15 +279,11 @@ class Node:
             self._conversation.events = connection.events
             selector.register(connection.sock, connection.events, self)
 
-    def mark_suspect(self, since: float) -> None:
-        """Note that a reply is late: from now on no call waits for this node.
-
-        Args:
-            since: Instant since which it was waited for.
-        """
-        if self._conversation and not self.suspect:
-            self.suspect, self.silent_since = True, since
-            self._log.late()
+    def mark_suspect(self) -> None:
+        """Note that a reply is late: from now on no call waits for this node."""
+        if self.pending and not self.suspect:
+            self.suspect = True
+            self._log.late(self._clock.monotonic() - self.silent_since)
 
     def anew(self, reason: str) -> Node:
         """Return this node without the connection, which was interrupted.
@@ -332,6 +339,7 @@ class Node:
         index: int,
         packed: bytes,
     ) -> None:
+        owes_none = not conversation.pending
         conversation.pending.extend([(request, index) for request in requests])
         connection = conversation.connection
         try:
@@ -339,6 +347,8 @@ class Node:
         except ConnectionLost as error:
             self._drop(str(error))
             return
+        if owes_none:
+            conversation.silent_since = self._clock.monotonic()
         if connection.events != conversation.events:
             self._wait_for(conversation)
 
@@ -351,7 +361,7 @@ class Node:
                 self._selector.modify(connection.sock, connection.events, self)
 
     def _enter_replies(self, conversation: _Conversation) -> None:
-        pending = conversation.pending
+        pending, now = conversation.pending, self._clock.monotonic()
         for reply in conversation.connection.replies():
             try:
                 request, index = pending.popleft()
@@ -365,8 +375,7 @@ class Node:
             except UnreadableReply:
                 pending.appendleft((request, index))  # to fail with the others
                 raise
-            if self.suspect:
-                self.silent_since = self._clock.monotonic()
+            conversation.silent_since = now
         if not pending and self.suspect:
             self.suspect, self._connector.failures = False, 0
             self._log.in_time()

@@ -41,15 +41,20 @@ class NodeLog:
             text = "Node %s %s. It does not vote."
             self._log(logging.ERROR, "node-unfit", text, reason)
 
-    def late(self) -> None:
-        """Log that replies are late, or count it if the last line is too recent."""
+    def late(self, silence: float) -> None:
+        """Log that replies are late, or count it if the last line is too recent.
+
+        Args:
+            silence: Seconds for which it has owed a reply and sent none.
+        """
         others = self._late.take()
         if others is None:
             return
-        text = "Node %s answers late. Calls wait for it only if they need its vote."
+        text = "Node %s answers late: %s. Calls wait for it only if they need its vote."
         if others:
             text += f" Late {others} more times since the last report."
-        self._log(logging.WARNING, "node-late", text)
+        reason = f"silent for {silence:.2f} s"
+        self._log(logging.WARNING, "node-late", text, reason)
 
     def in_time(self) -> None:
         """Log the recovery of a node that was logged as late."""

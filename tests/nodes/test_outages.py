@@ -183,6 +183,23 @@ def test_earlier_tries_do_not_block_later_ones(three_nodes: DevNodes, key: str) 
         until_nothing_is_left(three_nodes)
 
 
+def test_hung_node_is_logged_though_no_call_waits_for_it(
+    three_nodes: DevNodes, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two of three nodes grant and release each lock, and the log names the third."""
+    with client(three_nodes, node_timeout=0.2, connect_timeout=0.2) as redlock:
+        until_all_vote(redlock)
+
+        def locks_until_logged() -> bool:
+            redlock.release(redlock.acquire(key, wait=10.0))
+            return f":{hung.port}/0 answers late: silent for " in caplog.text
+
+        hung = three_nodes.nodes[2]
+        hung.pause()
+        until(locks_until_logged, what="a line about the hung node")
+        hung.resume()
+
+
 def test_call_ends_when_the_last_connection_has_failed(three_nodes: DevNodes) -> None:
     """It does not wait for its time to pass: there is no other vote to come."""
     with client(three_nodes, node_timeout=1.0) as redlock:

@@ -111,7 +111,7 @@ def test_structlog_shows_the_fields_as_they_are() -> None:
         "log_as_json()",
         "import sys; logging.getLogger().handlers[0].setStream(sys.stdout)",
         "from celery_redlock.wire.node_log import NodeLog",
-        "NodeLog('redis-b:6379/0').late()",
+        "NodeLog('redis-b:6379/0').late(1.07)",
     ]
 
     (line,) = run_python("\n".join(program))

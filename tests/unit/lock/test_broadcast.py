@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import sys
 import threading
 import weakref
@@ -125,6 +126,53 @@ def test_suspect_is_not_waited_for(net: Net, clock: FakeClock) -> None:
     net.broadcast.ask(net.request(done_when=all_answered))
 
     assert clock.monotonic() == pytest.approx(before + 0.001)
+
+
+def test_node_that_hangs_and_is_not_needed_is_noticed(
+    net: Net, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The two others decide each request long before its time is over."""
+    clock.advance(60.0)  # since the line about a node that was late when it connected
+    before = clock.monotonic()
+    while not net.nodes[2].suspect and clock.monotonic() < before + 10.0:
+        net.all_come(0.001, GRANTED, nodes=2)
+        net.broadcast.ask(net.request())
+        clock.advance(0.1)
+
+    silent = clock.monotonic() - before
+    assert CONNECT_TIMEOUT < silent < CONNECT_TIMEOUT + 0.3
+    (line,) = caplog.messages
+    assert re.match(r"Node node-2 answers late: silent for 1\.[012]\d* s\. ", line)
+
+
+def test_node_that_hung_while_nothing_was_asked_has_its_whole_silence_told(
+    net: Net, clock: FakeClock
+) -> None:
+    """It counts from the request that it left without a reply."""
+    first = net.request()
+    net.all_come(0.001, GRANTED, nodes=2)
+    net.broadcast.ask(first)
+    clock.advance(50.0)
+    net.all_come(0.001, GRANTED, nodes=2)
+
+    net.broadcast.ask(net.request())
+
+    assert "node-2 has been silent for 50 s" in first.ballot.reasons()
+
+
+def test_reply_that_nobody_has_read_for_long_is_in_time(
+    net: Net, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was there when nothing was asked."""
+    for _ in range(3):
+        net.comes(0, 0.001, GRANTED)
+        net.comes(1, 0.002, GRANTED)
+        net.comes(2, 0.003, GRANTED)
+        net.broadcast.ask(net.request())
+        clock.advance(50.0)
+
+    assert not caplog.messages
+    assert not net.nodes[2].suspect
 
 
 def test_suspects_are_waited_for_if_no_majority_answers_without_them(net: Net) -> None:

@@ -12,7 +12,10 @@ from celery_redlock.wire.node_log import NodeLog
 if TYPE_CHECKING:
     from celery_redlock.testing import FakeClock
 
-LATE = "Node a:6379/0 answers late. Calls wait for it only if they need its vote."
+LATE = (
+    "Node a:6379/0 answers late: silent for 0.05 s. "
+    "Calls wait for it only if they need its vote."
+)
 IN_TIME = "Node a:6379/0 answers in time again."
 
 
@@ -28,15 +31,15 @@ def test_node_that_is_late_again_and_again_is_logged_once_a_minute(
 ) -> None:
     """Each change is one line. The next line counts how often the node was late."""
     for _ in range(100):
-        node_log.late()
+        node_log.late(0.05)
         node_log.in_time()
     clock.advance(59.9)
-    node_log.late()
+    node_log.late(0.05)
     node_log.in_time()
     assert caplog.messages == [LATE, IN_TIME]
 
     clock.advance(0.1)
-    node_log.late()
+    node_log.late(0.05)
     node_log.in_time()
 
     again = f"{LATE} Late 100 more times since the last report."
