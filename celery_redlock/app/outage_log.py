@@ -100,9 +100,14 @@ class OutageLog(OfOneProcess):
         if not self.is_on:
             return
         self.is_on = False
-        text = "The lock nodes vote again. Too few did for %.0f s: %s."
+        # When they voted again in between, no try of this process has shown.
+        text = (
+            "The lock nodes vote again, %.0f s after the first try for which too few "
+            "did, and %.0f s after the last one: %s."
+        )
+        since_last = self._clock.monotonic() - self._last
         fields = self._fields("outage-over")
-        log.info(text, self._seconds, self._numbers(), extra=fields)
+        log.info(text, self._seconds, since_last, self._numbers(), extra=fields)
 
     def _fields(self, event: str) -> dict[str, object]:
         calls, tries = len(self._calls), self._tries.total()
@@ -110,8 +115,8 @@ class OutageLog(OfOneProcess):
 
     @property
     def _seconds(self) -> float:
-        """Seconds from the first try to the last one."""
-        return round(self._last - self._since, 3)
+        """Seconds since the first try."""
+        return round(self._clock.monotonic() - self._since, 3)
 
     def _numbers(self) -> str:
         calls = len(self._calls)

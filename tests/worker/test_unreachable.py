@@ -151,7 +151,7 @@ def test_outage_is_two_lines_in_the_log(
 
     assert [job.get(timeout=60) for job in jobs] == [job.id for job in jobs]
 
-    until(lambda: "The lock nodes vote again." in here.logs_of_the_package())
+    until(lambda: "The lock nodes vote again" in here.logs_of_the_package())
     lines = here.logs().splitlines()[before:]
     ours = [line for line in lines if " celery_redlock" in line]
     tries = sum("] retry: " in line for line in lines)

@@ -85,7 +85,11 @@ def test_outage_is_one_line_for_all_calls(
     assert text.endswith(". From now on, this process logs this outage once a minute.")
     assert fields(caplog, "outage")["calls"] == 1
     text = ended.getMessage()
-    assert re.match(r"The lock nodes vote again. Too few did for \d+ s: 5 calls ", text)
+    assert re.match(
+        r"The lock nodes vote again, \d+ s after the first try for which too few did, "
+        r"and \d+ s after the last one: 5 calls ",
+        text,
+    )
     assert text.endswith(" of this process got no lock in 6 tries (retry 6).")
     over = fields(caplog, "outage-over")
     assert (over["calls"], over["tries"]) == (5, 6)
@@ -116,7 +120,9 @@ def test_long_outage_is_logged_once_a_minute(
         outages.add("job[1]", f"call-{number % 10}", answer, "wait", error)
         clock.advance(1.0)
 
+    clock.advance(24.0)  # without a try
     outages.end()
+    clock.advance(5.0)
     outages.end()
     outages.add("job[2]", "call-2", "retry", "wait", error)
 
@@ -125,12 +131,14 @@ def test_long_outage_is_logged_once_a_minute(
         "in 61 tries (retry 60, raise 1). The last reason: Why."
     )
     over = (
-        "The lock nodes vote again. Too few did for 119 s: 10 calls of this process "
-        "got no lock in 120 tries (retry 119, raise 1)."
+        "The lock nodes vote again, 144 s after the first try for which too few did, "
+        "and 25 s after the last one: 10 calls of this process got no lock in 120 "
+        "tries (retry 119, raise 1)."
     )
     assert [m for m in caplog.messages if "job[" not in m] == [again, over]
     first, *_, last = caplog.messages
     assert [first.partition(" ")[0], last.partition(" ")[0]] == ["job[1]", "job[2]"]
+    assert fields(caplog, "outage-over")["seconds"] == 144.0
 
 
 def test_leader_names_election_and_term(
