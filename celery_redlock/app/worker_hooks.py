@@ -21,6 +21,7 @@ from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.broker import broadcast_of
 from celery_redlock.options.lock_options import LockOptions
+from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
     from celery import Celery, Task
@@ -139,7 +140,8 @@ def _log_report(report: NodesReport, *, is_store: bool) -> None:
             node = "store" if is_store else "only node"
             votes, when = f"The {node} does not vote", "until it votes"
         if left is not None:
-            when = f"for {left:.0f} s more"
+            at_least = "at least " if ballot.indexes(VoteKind.SILENT) else ""
+            when = f"for {at_least}{left:.0f} s more"
         log.error(
             "%s: %s. Tasks that need a lock do not run %s. (For a brand-new "
             "deployment, run %s.)",

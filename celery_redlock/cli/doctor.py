@@ -39,9 +39,15 @@ from celery_redlock.operations.doctor import (
     address_of,
     counted,
     findings_of,
+    state_of_nodes,
     worst_of,
 )
-from celery_redlock.operations.inspect import inspect_nodes, node_status, voting_nodes
+from celery_redlock.operations.inspect import (
+    NodeReport,
+    inspect_nodes,
+    node_status,
+    voting_nodes,
+)
 from celery_redlock.operations.words import votes_text, with_app
 from celery_redlock.stores.connection import store_of
 
@@ -50,7 +56,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.operations.doctor import Finding
-    from celery_redlock.operations.inspect import NodeReport
 
 _MS = 1000
 _PAUSE = 0.5  # seconds between two looks while it waits
@@ -138,8 +143,12 @@ def _wait(session: Session, seconds: float, *, all_nodes: bool) -> int:
         clock.sleep(min(_PAUSE, left))
     needed = f", {wanted} are needed" if total > 1 and votes < wanted else ""
     fact = f"{votes_text(votes, total)}{needed}."
+    lines = [*node_lines(nodes), "", fact[0].upper() + fact[1:]]
+    if votes < wanted:
+        case = Case(redlock, [NodeReport(it) for it in nodes])
+        lines += [with_app(it.fact) for it in findings_of(case, [state_of_nodes])]
     session.tell(
-        [*node_lines(nodes), "", fact[0].upper() + fact[1:]],
+        lines,
         lambda: {
             "nodes": [*map(node_document, nodes)],
             "votes": votes,

@@ -108,6 +108,8 @@ def unreachable(
         if len(ballot.labels) == 1:
             them = "It votes again by itself"
         remedy = f"{them} in {wait_ms / _MS:.1f} s"
+        if ballot.indexes(VoteKind.SILENT):  # one that is gone is waited for, too
+            remedy += " at the earliest"
         view = View.parse(config)
         if view is None or not view.had_others:  # else old locks may be held
             remedy += (

@@ -63,6 +63,8 @@ class NodeState(enum.Enum):
 
 # A request for a lock may bring a node in these states to the vote.
 _UNASKED = (NodeState.NEW, NodeState.UNSYNCED)
+# A node that does not answer is waited for, as long as a client goes on asking.
+_ABSENT = (NodeState.SILENT, NodeState.UNFIT, NodeState.REFUSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +99,28 @@ class NodeStatus:
         return self.state in (NodeState.VOTES, NodeState.UNSYNCED, NodeState.REFUSES)
 
     @property
+    def waits_with_all(self) -> bool:
+        """Whether it waits as a founder: all do, whichever of them lost its memory."""
+        view = View.parse(self.view)
+        return (
+            self.state in (NodeState.QUARANTINED, NodeState.UNSYNCED)
+            and view is not None
+            and view.is_founded
+            and len(view.members) > 1
+            and view.member(self.label).number == 0
+        )
+
+    @property
     def doubt(self) -> str:
         """Why the node cannot tell what is held; reads on after its name; or ``""``."""
         if self.can_tell:
             return ""
+        forgot = "it may have forgotten locks"
+        if self.waits_with_all:
+            forgot = "a majority of the nodes may have forgotten locks"
         return {
-            NodeState.QUARANTINED: f"is in quarantine for {math.ceil(self.wait)} s: it "
-            "may have forgotten locks",
+            NodeState.QUARANTINED: f"is in quarantine for {math.ceil(self.wait)} s: "
+            f"{forgot}",
             NodeState.NEW: "is new or restarted: it may have forgotten locks",
             NodeState.CLOSED: "is closed for a reconfiguration",
             NodeState.OTHER_CONFIG: "is set up differently",
@@ -287,7 +304,10 @@ def node_status(redlock: Redlock) -> list[NodeStatus]:
     All that show the state of nodes to a user read it here.
     """
     statuses = _look(redlock)
-    if redlock.asks_for_votes and any(it.state in _UNASKED for it in statuses):
+    states = {it.state for it in statuses}
+    is_watched = NodeState.QUARANTINED in states and not states.isdisjoint(_ABSENT)
+    may_help = is_watched or not states.isdisjoint(_UNASKED)
+    if redlock.asks_for_votes and may_help:
         redlock.guard.votes()
         statuses = _look(redlock)
     # The view of a node that votes may be another one than that of the others.
@@ -322,6 +342,18 @@ def voting_nodes(statuses: Iterable[NodeStatus]) -> list[NodeStatus]:
         if node.state is NodeState.VOTES:
             found.setdefault(node.run_id or node.label, node)
     return [*found.values()]
+
+
+def awaited(redlock: Redlock, statuses: Sequence[NodeStatus]) -> str:
+    """Name the nodes without an answer that too few others vote to do without.
+
+    A client admits no other node before it has known for one max_ttl that they give
+    none: see ``members.restart_guard``.
+    """
+    needed = len(statuses) - redlock.quorum + 1
+    if len(voting_nodes(statuses)) >= needed:
+        return ""
+    return " and ".join(it.label for it in statuses if it.state in _ABSENT)
 
 
 def doubts_of(statuses: Iterable[NodeStatus]) -> dict[str, str]:

@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,14 @@ from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from celery_redlock.errors import RedlockError
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.members.view import CLOSED
-from celery_redlock.operations.doctor import RULES, Case, Severity, diagnose
+from celery_redlock.operations.doctor import (
+    RULES,
+    Case,
+    Severity,
+    diagnose,
+    findings_of,
+    state_of_nodes,
+)
 from celery_redlock.operations.doctor.placement import (
     celery_servers,
     hosts,
@@ -30,6 +38,12 @@ from celery_redlock.operations.doctor.placement import (
     tls,
 )
 from celery_redlock.operations.doctor.settings import runtimes
+from celery_redlock.operations.inspect import (
+    NodeReport,
+    NodeState,
+    doubts_of,
+    node_status,
+)
 from tests.nodes.clocks import clock_environment
 from tests.nodes.support import client, until
 
@@ -168,6 +182,81 @@ def test_new_node_beside_silent_ones_waits_for_a_majority(start_nodes: Start) ->
     assert (
         "until a majority of the nodes has been asked" in the("quarantine", found).fact
     )
+
+
+def test_node_that_ran_on_waits_because_a_majority_forgot(start_nodes: Start) -> None:
+    """It did not restart. The finding says why it waits, and blames no server."""
+    nodes = start_nodes(3)
+    with client(nodes, node_timeout=1.0) as redlock:
+        redlock.release(redlock.acquire("k"))
+    for node in nodes.nodes[1:]:
+        node.restart()
+
+    with client(nodes, node_timeout=1.0) as redlock:
+        found = diagnose(redlock, span=0.05)
+        doubts = doubts_of(node_status(redlock))
+
+    ran_on = label(nodes.nodes[0])
+    (finding,) = [it for it in found if it.about == ran_on]
+    assert finding.code == "quarantine"
+    assert "has restarted" not in finding.fact
+    assert "a majority of them is new or has lost its memory" in finding.fact
+    assert "it may have forgotten" not in doubts[ran_on]
+
+
+def test_founder_is_confirmed_when_all_have_waited(start_nodes: Start) -> None:
+    """Its own wait may be over before that of the others."""
+    nodes = start_nodes(3, initialize=False)
+    with client(nodes, node_timeout=1.0) as redlock:
+        first, *others = [NodeReport(it) for it in node_status(redlock)]
+        early = replace(first.status, state=NodeState.UNSYNCED, wait=0.0)
+        case = Case(redlock, [NodeReport(early), *others])
+        found = findings_of(case, [state_of_nodes])
+
+    assert [it.code for it in found] == ["unsynced", "quarantine", "quarantine"]
+    assert re.search(r"does not vote for \d+ s more", found[0].fact)
+    assert "has restarted" not in found[0].fact
+
+
+def test_wait_for_a_silent_node_is_in_the_sum(start_nodes: Start) -> None:
+    """Too few vote, so a client waits one max_ttl for it before the quarantine."""
+    nodes = start_nodes(3, initialize=False)
+    nodes.nodes[2].kill()
+
+    found = found_on(nodes, node_timeout=1.0)
+
+    facts = [it.fact for it in found if it.code == "quarantine"]
+    silent = label(nodes.nodes[2])
+    assert len(facts) == 2
+    for fact in facts:
+        said = re.search(r"for (\d+) s more at most, while clients go on asking", fact)
+        assert said
+        assert 120 <= int(said[1]) <= 123
+        assert f"60 s for {silent} to answer" in fact
+
+
+def test_silent_node_is_watched_while_others_are_in_quarantine(
+    start_nodes: Start,
+) -> None:
+    """Else the wait for it would begin anew when the quarantine has ended."""
+    nodes = start_nodes(3, initialize=False)
+    first = nodes.nodes[0]
+
+    def scripts_run() -> str:
+        with redis.Redis.from_url(first.url) as server:
+            return str(server.info("commandstats").get("cmdstat_evalsha"))
+
+    with client(nodes, node_timeout=1.0) as redlock:
+        assert {it.state for it in node_status(redlock)} == {NodeState.QUARANTINED}
+        nodes.nodes[2].kill()
+        before = scripts_run()
+        seen = node_status(redlock)
+        assert scripts_run() != before
+
+        case = Case(redlock, [NodeReport(it) for it in seen])
+        fact = findings_of(case, [state_of_nodes])[0].fact
+    silent = label(nodes.nodes[2])
+    assert f"or until a client has waited 60 s for {silent} to answer" in fact
 
 
 def test_node_that_restarted_empty_is_in_quarantine(five_nodes: DevNodes) -> None:

@@ -32,6 +32,7 @@ from celery_redlock.operations.doctor.rule import (
     address_of,
     worst_of,
 )
+from celery_redlock.operations.doctor.votes import state as state_of_nodes
 from celery_redlock.operations.doctor.workers import workers_by_nodes
 from celery_redlock.operations.inspect import inspect_nodes
 from celery_redlock.operations.words import plural, with_app
@@ -55,6 +56,7 @@ __all__ = [
     "findings_of",
     "log_diagnosis",
     "log_findings",
+    "state_of_nodes",
     "workers_by_nodes",
     "worst_of",
 ]

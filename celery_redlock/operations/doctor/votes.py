@@ -15,7 +15,7 @@ from celery_redlock.operations.doctor.rule import (
     as_sentence,
     rule,
 )
-from celery_redlock.operations.inspect import NodeState, present_view
+from celery_redlock.operations.inspect import NodeState, awaited, present_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,9 +79,10 @@ def state(report: NodeReport, case: Case) -> Iterator[Finding]:
         present = present_view(other.status for other in case.reports)
         ours = present or case.redlock.guard.config
         difference, remedy = refusal(status.reason, ours)
+        if status.waits_with_all:
+            problem = replace(problem, fact=_WITH_ALL, remedy=_BY_ITSELF)
         fact = problem.fact.format(
-            wait=status.wait,
-            quarantine=case.redlock.timing.quarantine,
+            wait=_wait(case, status),
             reason=status.reason,
             difference=difference,
         )
@@ -90,6 +91,26 @@ def state(report: NodeReport, case: Case) -> Iterator[Finding]:
         if _is_removed(case, report):
             problem = replace(problem, remedy=_REMOVED)
         yield replace(problem, fact=fact)
+
+
+def _wait(case: Case, status: NodeStatus) -> str:
+    """Return how long a node does not vote, at most, with what this depends on."""
+    statuses = [report.status for report in case.reports]
+    timing, silent = case.redlock.timing, awaited(case.redlock, statuses)
+    answer = f"{timing.max_ttl:g} s for {silent} to answer"
+    if status.state is NodeState.NEW:
+        if not silent:
+            return f"for {timing.quarantine:.0f} s more at most"
+        return (
+            f"for {timing.max_ttl + timing.quarantine:.0f} s more at most, while "
+            f"clients go on asking: {answer}, and then {timing.quarantine:.0f} s"
+        )
+    if not status.waits_with_all:
+        return f"for {status.wait:.0f} s more"
+    wait = max(it.wait for it in statuses if it.waits_with_all)
+    words = f"for {wait:.0f} s more" if wait else "until the others confirm it"
+    later = f", or until a client has waited {answer}, if that is later"
+    return words + (later if silent else "")
 
 
 def _is_removed(case: Case, report: NodeReport) -> bool:
@@ -128,6 +149,10 @@ _BY_ITSELF = (
     "It votes again by itself. (For a brand-new deployment, `celery -A proj redlock "
     "init` ends the wait.)"
 )
+_WITH_ALL = (  # also of one that has its memory
+    "waits with all nodes, as a majority of them is new or has lost its memory, and "
+    "does not vote {wait}"
+)
 _REMOVED = (
     "A reconfiguration has removed it, and other nodes vote in the new configuration: "
     "set redlock_nodes to the new nodes, and shut this one down."
@@ -149,14 +174,14 @@ _PROBLEMS = {
     NodeState.QUARANTINED: Finding(
         "quarantine",
         WARNING,
-        "is new or has restarted, and does not vote for {wait:.0f} s more",
+        "is new or has restarted, and does not vote {wait}",
         _BY_ITSELF,
     ),
     NodeState.NEW: Finding(
         "quarantine",
         WARNING,
         "is new or has restarted, and does not vote until a majority of the nodes has "
-        "been asked for a lock; then for {quarantine:.0f} s more at most",
+        "been asked for a lock; then {wait}",
         _BY_ITSELF,
     ),
     NodeState.UNSYNCED: Finding(
