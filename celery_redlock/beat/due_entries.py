@@ -102,14 +102,24 @@ def cut_to_window(schedule: BaseSchedule, since: int, earliest: int) -> int:
     return earliest - 1  # the window includes its first instant
 
 
-def slots_due(schedule: BaseSchedule, since: int, now: int) -> list[int]:
-    """Return the due instants after ``since`` and up to ``now``, oldest first."""
+def slots_due(
+    schedule: BaseSchedule, since: int, now: int, most: int | None = None
+) -> list[int]:
+    """Return the due instants after ``since`` and up to ``now``, oldest first.
+
+    Args:
+        schedule: The schedule.
+        since: The last instant that is past.
+        now: The last instant that counts.
+        most: Return no more than this number of them; None: all.
+    """
+    if isinstance(schedule, schedules.schedule) or never_ran(since, now):
+        most = 1
     due = next_due(schedule, since)
-    only_one = isinstance(schedule, schedules.schedule) or never_ran(since, now)
     found: list[int] = []
     while due is not None and due <= now and (not found or due > found[-1]):
         found.append(due)
-        if only_one:
+        if len(found) == most:
             break
         due = next_due(schedule, due)
     return found

@@ -56,6 +56,7 @@ log = logging.getLogger(__name__)
 
 _LATE_US = 5_000_000  # a slot that is sent later than this is logged
 _RETRY = 1.0  # seconds
+_MOST_MISSED = 100  # slots of an entry that are counted for the log
 _US = 1_000_000
 
 
@@ -226,14 +227,19 @@ class GatedScheduler(_Base):
 
     def _log_missed(self, entry: ScheduleEntry) -> None:
         handled, earliest = self._handled_until(entry), self.term.earliest
-        missed = next_due(entry.schedule, handled)
-        if missed is None or missed >= earliest or never_ran(handled, earliest):
+        if never_ran(handled, earliest):
             return
-        name = slot_name(entry.name, missed)
+        missed = slots_due(entry.schedule, handled, earliest - 1, most=_MOST_MISSED)
+        if not missed:
+            return
+        name, more = slot_name(entry.name, missed[0]), len(missed) - 1
+        number = f"{more} or more" if len(missed) == _MOST_MISSED else f"{more}"
         log.warning(
-            "%s is not sent: it was due while no beat led, and is older than "
-            "redlock_beat_catchup (%g s).",
+            "%s%s not sent: no beat has sent %s, and redlock_beat_catchup (%g s) is "
+            "over.",
             name,
+            f" and {number} later slots of it are" if more else " is",
+            "them" if more else "it",
             self.term.catchup,
             extra=log_fields("slot-missed", slot=name),
         )

@@ -59,18 +59,28 @@ def test_slots_that_were_missed_are_sent_within_the_window(
     assert site.dues()[1:] == expected
 
 
-def test_missed_slot_that_is_too_old_is_logged(site: Site) -> None:
-    """The line names the slot and the setting that decides."""
+@pytest.mark.parametrize(
+    ("minutes", "what"),
+    [
+        (2, " is not sent: no beat has sent it"),
+        (9, " and 7 later slots of it are not sent: no beat has sent them"),
+        (300, " and 99 or more later slots of it are not sent"),
+    ],
+)
+def test_missed_slots_that_are_too_old_are_logged(
+    site: Site, minutes: int, what: str
+) -> None:
+    """The line names the first one, their number, and the setting that decides."""
     first = site.start()
     run(MINUTE, first)
     first.stop()
-    site.clock.advance(9 * MINUTE)
+    site.clock.advance(minutes * MINUTE)
 
     run(1, site.start())
 
     (line,) = site.log.messages
-    assert "job@2026-11-21T12:02:00+00:00 is not sent: it was due while" in line
-    assert "is older than redlock_beat_catchup (60 s)" in line
+    assert f"job@2026-11-21T12:02:00+00:00{what}" in line
+    assert "redlock_beat_catchup (60 s) is over" in line
 
 
 def test_interval_is_sent_once_after_a_gap_of_several_steps(site: Site) -> None:
