@@ -25,6 +25,7 @@ from celery_redlock.cli.output.session import (
     Failure,
     Session,
 )
+from celery_redlock.errors import FingerprintError
 from celery_redlock.task.singleton_task import SingletonTask
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ def explain(session: Session, *, name: str, args: str, kwargs: str) -> int:
     """
     positional = _json("--args", args, list, 'a JSON list, such as [42, "x"]')
     named = _json("--kwargs", kwargs, dict, 'such as {"number": 42}')
-    found = _task(session.app, name).explain(*positional, **named)
+    try:
+        found = _task(session.app, name).explain(*positional, **named)
+    except FingerprintError as error:
+        raise Failure(str(error), USAGE) from error
     lines = [
         f"{'key':12}{keys_text(found.key)}",
         f"{'published':12}it would {_painted(found.publish)}",

@@ -32,6 +32,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.resp import ErrorReply
+from celery_redlock.errors import ConfigurationError
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.members.view import View
 from celery_redlock.scripts import COUNTERS, INITIALIZE, JOIN
@@ -60,6 +61,9 @@ class FakeNodes:
             `basics.clock.SYSTEM_CLOCK` the watchdog's thread works as in production.
         node_timeout: Seconds in which a node must reply.
 
+    Raises:
+        ConfigurationError: The nodes are neither.
+
     Attributes:
         labels: The names of the nodes.
         nodes: The nodes, for tests to kill and to restart.
@@ -79,6 +83,11 @@ class FakeNodes:
         if isinstance(nodes, int):
             names = [f"node-{number}:6379/0" for number in range(1, nodes + 1)]
             nodes = [FakeNode(name, self.clock) for name in names]
+        if not nodes or not all(isinstance(node, FakeNode) for node in nodes):
+            raise ConfigurationError(
+                f"FakeNodes was given {nodes!r}; it takes the number of nodes, or the "
+                "nodes of another one."
+            )
         self.nodes = nodes
         self.labels = tuple(node.label for node in nodes)
         self.asked: deque[ScriptRequest] = deque(maxlen=_KEPT_REQUESTS)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.errors import LockHeld, QuorumUnreachable
+from celery_redlock.errors import ConfigurationError, LockHeld, QuorumUnreachable
 from celery_redlock.locking import lock
 from celery_redlock.scripts import INSPECT, Script
 from celery_redlock.signals import lock_acquired, lock_lost, lock_released
@@ -147,6 +147,13 @@ def test_fake_nodes_have_the_names_of_their_service(nodes: FakeNodes) -> None:
     assert [node.url.reveal() for node in redlock.addresses] == nodes.urls
     assert redlock.transport is nodes
     assert redlock.clock is nodes.clock
+
+
+@pytest.mark.parametrize("wrong", ["x", 0, ["redis://a"], None])
+def test_wrong_nodes_of_a_fake_are_refused(wrong: Any) -> None:
+    """A marker of pytest may have anything in the place of their number."""
+    with pytest.raises(ConfigurationError, match="takes the number of nodes"):
+        FakeNodes(wrong)
 
 
 def test_fake_nodes_take_the_options_of_a_service(nodes: FakeNodes) -> None:
