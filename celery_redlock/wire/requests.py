@@ -139,7 +139,7 @@ def _unsynced(reply: list[Any], _: Script | None) -> Vote:
 
 
 def _misconfigured(reply: list[Any], _: Script | None) -> Vote:
-    reason = "is set up differently"
+    reason = "has another view of the deployment"
     return Vote(VoteKind.REFUSED, value=_text(reply[1]), reason=reason)
 
 

@@ -35,7 +35,7 @@ def assert_refused(
     assert error.retry_after is None
     for fact in facts:
         assert fact in str(error)
-    assert "is set up differently" in str(error)
+    assert "has another view of the deployment" in str(error)
     assert "celery -A proj redlock reconfigure" in str(error)
     return error
 

@@ -285,7 +285,9 @@ VOTES = {
     "B": Vote(VoteKind.TAKEN, 1000, "b.1\n1\ntask-b"),
     "Q": Vote(VoteKind.QUARANTINED, 3000),
     "S": Vote(VoteKind.SILENT, reason="is gone"),
-    "M": Vote(VoteKind.REFUSED, value=str(THEIRS), reason="is set up differently"),
+    "M": Vote(
+        VoteKind.REFUSED, value=str(THEIRS), reason="has another view of the deployment"
+    ),
 }
 
 
@@ -338,9 +340,9 @@ MESSAGES = {
         brand-new deployment, `celery -A proj redlock init` ends the wait.
         """,
     "MMG": """
-        Only 1 of 3 nodes gave a vote on 'k' within 0.05 s (need 2): n0 is set up
-        differently, n1 is set up differently. Nothing is held. The nodes are at
-        epoch 1 with max_ttl 60 s; this client has max_ttl 30 s. Set
+        Only 1 of 3 nodes gave a vote on 'k' within 0.05 s (need 2): n0 has another
+        view of the deployment, n1 has another view of the deployment. Nothing is held.
+        The nodes are at epoch 1 with max_ttl 60 s; this client has max_ttl 30 s. Set
         redlock_max_ttl = 60, or move the nodes to yours with
         `celery -A proj redlock reconfigure`.
         """,

@@ -74,7 +74,11 @@ def words(packed: bytes) -> list[bytes]:
         ([5, b"run"], Vote(VoteKind.UNSYNCED, value="run")),
         (
             [6, b"cfg"],
-            Vote(VoteKind.REFUSED, value="cfg", reason="is set up differently"),
+            Vote(
+                VoteKind.REFUSED,
+                value="cfg",
+                reason="has another view of the deployment",
+            ),
         ),
         (
             ErrorReply("OOM no memory"),
