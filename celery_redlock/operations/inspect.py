@@ -10,7 +10,8 @@ So it is shown as that request would find it, and its wait begins now at the lat
 
 A node that takes no writes replies to all who only read: its disk or memory is full,
 or it waits for a standby. So a node that should vote is asked for a grant, by the
-script of the locks and with its own view, on a key of this look, for a second.
+script of the locks and with its own view, on a key of this look, for a second. One
+that has to wait gets a text to write: it cannot begin to wait without.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class NodeStatus:
             differs. Reads on after the node's name.
         wait: Seconds until its quarantine ends.
         info: The reply to INFO, by name.
-        view: The view that it has, if it has our settings.
+        view: The view that it has, if it has our settings. Of a node that refuses
+            writes: "" if it would not vote otherwise.
     """
 
     label: str
@@ -96,7 +98,8 @@ class NodeStatus:
     @property
     def can_tell(self) -> bool:
         """Whether a lock that the node does not have is not held by its vote."""
-        return self.state in (NodeState.VOTES, NodeState.UNSYNCED, NodeState.REFUSES)
+        votes_else = self.state is NodeState.REFUSES and bool(self.view)
+        return votes_else or self.state in (NodeState.VOTES, NodeState.UNSYNCED)
 
     @property
     def waits_with_all(self) -> bool:
@@ -399,7 +402,7 @@ def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
             saves=_saves(client),
             database=client.database,
         )
-        is_new = status.state is NodeState.NEW
+        is_new = status.state in (NodeState.NEW, NodeState.REFUSES)  # or may be
         denied, unknown = try_commands(  # must be last
             client, redlock.keys.prefix, is_new=is_new
         )
@@ -444,25 +447,36 @@ def _status_of(client: NodeClient, redlock: Redlock) -> NodeStatus:
         left = max(0.0, number_in(known["quarantine_until"]) / _MS - now)
     state, reason = _state(client, guard, info, known, left)
     view = known.get("config", "") if _has_our_settings(guard, known) else ""
-    if state is NodeState.VOTES:
-        reason = info.get("denied", "") or _refusal_to_write(client, redlock, view)
-        state = NodeState.REFUSES if reason else state
+    own = view if state is NodeState.VOTES else ""
+    if state in (NodeState.VOTES, NodeState.QUARANTINED, *_UNASKED):
+        refused = info.get("denied") or _refusal_to_write(client, redlock, own)
+        if refused:
+            state = NodeState.REFUSES
+            return NodeStatus(client.label, state, refused, info=info, view=own)
     return NodeStatus(client.label, state, reason, left, info, view)
 
 
 def _refusal_to_write(client: NodeClient, redlock: Redlock, view: str) -> str:
-    """Return why a node that should vote cannot grant a lock; ``""`` if it can.
+    """Return why a node cannot grant a lock, or be made to; ``""`` if it can.
 
     Any other reply than an error is that of a node that has changed since it was read.
+
+    Args:
+        client: The connection.
+        redlock: The lock service on the nodes.
+        view: That of the node if it should vote now, else "": it has a text to write.
     """
     key = redlock.keys.trial(token := new_base())
-    hint = (round(redlock.clock.wall() * _US), redlock.guard.hint_tolerance_us)
-    words = (token, "", _TRIAL_MS, *hint, view, stripe_of(token))
-    tried = (2, key, redlock.keys.meta, *words)
     try:
-        (reply,) = client.ask(("EVALSHA", ACQUIRE.sha, *tried))
-        if isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT"):
-            (reply,) = client.ask(("EVAL", ACQUIRE.source, *tried))
+        if not view:
+            (reply,) = client.ask(("SET", key, "", "PX", _TRIAL_MS))
+        else:
+            hint = (round(redlock.clock.wall() * _US), redlock.guard.hint_tolerance_us)
+            words = (token, "", _TRIAL_MS, *hint, view, stripe_of(token))
+            asked = (2, key, redlock.keys.meta, *words)
+            (reply,) = client.ask(("EVALSHA", ACQUIRE.sha, *asked))
+            if isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT"):
+                (reply,) = client.ask(("EVAL", ACQUIRE.source, *asked))
     except NodeUnreachable as error:
         if not (reason := str(error)).startswith("did not answer"):
             raise

@@ -11,7 +11,7 @@ from celery_redlock.operations.inspect import NodeState, node_status
 from tests.cli.app import new_app
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from celery import Celery
 
@@ -108,3 +108,21 @@ def test_node_that_takes_writes_again_votes(project: Project) -> None:
     assert "1 lock held, as seen on 3 of 3 nodes." in listed.out
     assert {one.state for one in node_status(project.service)} == {NodeState.VOTES}
     assert project.service.release(lease) >= 2
+
+
+def test_new_node_that_refuses_writes_is_not_said_to_vote_soon(
+    start_project: Callable[..., Project],
+) -> None:
+    """It gets no identity, so no wait begins. What it forgot, it cannot tell."""
+    project = start_project(1, initialize=False)
+    project.nodes[0].command("CONFIG", "SET", "min-replicas-to-write", "1")
+
+    run = project.redlock("doctor", "--json")
+    listed, begun = project.redlock("ls"), project.redlock("init", "--yes")
+
+    codes = {one["code"] for one in run.document["findings"]}
+    assert {"no-quorum", "refused-writes"} <= codes
+    assert "quarantine" not in codes
+    assert (listed.code, begun.code) == (3, 1)
+    assert "NOREPLICAS" in listed.out
+    assert "nothing was changed" in begun.err
