@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 # A release test leaves these tests out: the places differ between versions of CPython.
@@ -83,6 +83,24 @@ class Interruption:
         self.passed += 1
         if self.was_raised:
             raise Interrupted
+
+
+class Visit(Interruption):
+    """Calls a function at the place, as a signal handler or a finaliser is called.
+
+    Args:
+        at, below: As for `Interruption`.
+        function: What to call.
+    """
+
+    def __init__(self, at: int, below: str, function: Callable[[], object]) -> None:
+        super().__init__(at, below)
+        self._function = function
+
+    def _pass(self) -> None:
+        self.passed += 1
+        if self.was_raised:
+            self._function()
 
 
 def interruptions(below: str, *, every: int = 1) -> Iterator[Interruption]:

@@ -120,6 +120,8 @@ def unreachable(
         told = [refusal(theirs, config) for theirs in _configurations(ballot)]
         differences = "; some nodes ".join(difference for difference, _ in told)
         remedy = f"The nodes {differences}. {told[0][1]}"
+    elif ballot.was_interrupted:
+        remedy = "Try again, and take no locks in signal handlers or finalisers"
     else:
         remedy = "Run `celery -A proj redlock doctor`"
     nodes = len(ballot.labels)

@@ -34,6 +34,7 @@ from celery_redlock.errors import (
     LockContended,
     LockHeld,
     LockUnavailable,
+    QuorumUnreachable,
     RedlockError,
 )
 from celery_redlock.locks.extension import Extension
@@ -239,8 +240,8 @@ class Redlock:
                 taken or none, by one lease with one fence.
             ttl: Seconds; the service's ttl by default.
             wait: Seconds to wait for the lock, in a queue with other clients. At 0 a
-                lock that is held is an error at once, and split votes are tried at
-                most five times.
+                lock that is held is an error at once. Split votes, and a request that
+                a signal handler has cut off, are tried at most five times.
             base: First part of the token, for when another process must be able to
                 release the locks of this execution; random by default.
             holder: What other clients see of the holder; this process by default.
@@ -332,7 +333,7 @@ class Redlock:
                     tries = 0
                     continue
                 delay = delay_after(outcome, tries, ttl=ttl, took=now - began)
-                again = isinstance(outcome, LockContended) and tries < _TRIES_AT_ONCE
+                again = tries < _TRIES_AT_ONCE and _is_passing(outcome)
                 if now + delay > give_up_at and not again:
                     raise outcome
                 yield Sleep(delay)
@@ -787,6 +788,13 @@ class Redlock:
 
     def __repr__(self) -> str:
         return f"<Redlock {', '.join(self.labels)}>"
+
+
+def _is_passing(failure: LockUnavailable) -> bool:
+    """Tell whether no other client and no node is the reason: the next try may win."""
+    if isinstance(failure, QuorumUnreachable):
+        return failure.ballot is not None and failure.ballot.was_interrupted
+    return isinstance(failure, LockContended)
 
 
 def _unusable(key: str, wait: float) -> ConfigurationError:

@@ -32,7 +32,7 @@ made again if this is interrupted, too.
 
 A signal handler or a finaliser that asks nodes while its thread waits for replies
 drives in its place. In the middle of a change it closes all connections: requests in
-flight fail, as if all nodes had closed them.
+flight fail, as if all nodes had closed them. `Redlock.acquire` then tries again.
 
 No caller relies on another thread. It looks ten times a second whether it can drive
 itself. If its time is over and a second later the driver has still not ended its call,
@@ -64,7 +64,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.process import OfOneProcess, start_thread
 from celery_redlock.basics.selector import Waker, new_selector
-from celery_redlock.wire.quorum import quorum_of
+from celery_redlock.wire.quorum import INTERRUPTED, quorum_of
 
 if TYPE_CHECKING:
     import selectors
@@ -89,7 +89,6 @@ _PAUSE_AFTER_ERROR = 0.1
 _LAST_REQUESTS = 1.0  # seconds
 _STARTING = -1  # in place of the number of the I/O thread
 _MOST_SENDS = 8  # of a call whose drivers are interrupted, or meet an error, each time
-_INTERRUPTED = "lost its connection, because a request was interrupted"
 _ONE = 0  # the key in a dict of one: `setdefault` is atomic
 
 
@@ -287,7 +286,7 @@ class Exchange:
 
     def _anew(self, driver: int | None, *, keeps: bool) -> Exchange:
         nodes = [
-            node if keeps and node is not self._changing else node.anew(_INTERRUPTED)
+            node if keeps and node is not self._changing else node.anew(INTERRUPTED)
             for node in self.nodes
         ]
         made = Exchange(

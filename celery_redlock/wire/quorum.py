@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 
+INTERRUPTED = "lost its connection, because a request was interrupted"
+"""The reason of nodes whose connections this very process has closed."""
+
+
 def quorum_of(nodes: int) -> int:
     """Return the smallest majority of this many nodes: 1 of 1, 2 of 2, 2 of 3."""
     return nodes // 2 + 1
@@ -295,6 +299,11 @@ class Ballot:
             elif vote.kind in (VoteKind.REFUSED, VoteKind.SILENT):
                 problems.append(f"{label} {vote.reason}")
         return problems
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether this very process has closed the connection to a node meanwhile."""
+        return any(v is not None and v.reason == INTERRUPTED for v in self.votes)
 
     @property
     def may_have_won(self) -> bool:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock import wire
 from tests.conftest import with_long
-from tests.nodes.support import ROOT, run_python, until_nothing_is_left
+from tests.harness.waiting import until
+from tests.interruptions import Visit, counts_places
+from tests.nodes.support import (
+    ROOT,
+    client,
+    run_python,
+    until_all_vote,
+    until_nothing_is_left,
+    use,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -215,6 +227,35 @@ def test_storm_of_interrupts_leaves_nothing_behind(
     """The same with ten thousand."""
     storm(three_nodes.urls, key, mode, MANY)
     until_nothing_is_left(three_nodes, key)
+
+
+# -- a lock in a signal handler --------------------------------------------------------
+
+WIRE = str(Path(wire.__file__).parent)
+EVERY = 11  # places, of about three hundred
+
+
+@counts_places
+def test_lock_in_a_handler_costs_the_interrupted_acquire_a_second_try(
+    shared_nodes: DevNodes, key: str
+) -> None:
+    """A handler that takes a lock in the middle of a request closes the connections."""
+
+    def is_idle() -> bool:
+        transport: Any = redlock.transport
+        return transport._exchange.driver is None and not transport._is_driven  # noqa: SLF001
+
+    with client(shared_nodes, node_timeout=3.0) as redlock:
+        until_all_vote(redlock)
+        for at in itertools.count(1, EVERY):
+            until(is_idle)  # then the caller itself sends and reads
+            visit = Visit(at, WIRE, lambda: use(redlock, f"{key}-handler"))
+            with visit:
+                lease = redlock.acquire(key)
+            assert lease.is_valid()
+            redlock.release(lease)
+            if not visit.was_raised:
+                break
 
 
 # -- the end of a process --------------------------------------------------------------

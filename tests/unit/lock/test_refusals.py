@@ -11,7 +11,7 @@ from celery_redlock.locks.failure import delay_after, failure_of
 from celery_redlock.locks.lease import Holder, new_base
 from celery_redlock.members.configuration import Configuration
 from celery_redlock.members.view import View
-from celery_redlock.wire.quorum import Vote, VoteKind
+from celery_redlock.wire.quorum import INTERRUPTED, Vote, VoteKind
 from tests.unit.lock.support import (
     FREE,
     TTL,
@@ -188,6 +188,19 @@ def test_quorum_unreachable_names_each_node_and_its_reason(site: Site) -> None:
     )
     assert caught.value.retry_after is None
     assert caught.value.key == "k"
+
+
+def test_remedy_for_a_request_that_a_handler_cut_off_is_no_doctor() -> None:
+    """No node is the reason, so there is nothing to be found on them."""
+    silent = Vote(VoteKind.SILENT, reason=INTERRUPTED, was_asked=True)
+    ballot = ballot_of([silent] * 3)
+
+    text = str(failure_of("k", ballot, node_timeout=0.05, config="", ttl=30.0))
+
+    assert f"node-0 {INTERRUPTED}" in text
+    assert text.endswith(
+        "Try again, and take no locks in signal handlers or finalisers."
+    )
 
 
 @pytest.mark.parametrize("lost", [2, 3])
