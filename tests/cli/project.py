@@ -13,7 +13,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
@@ -226,7 +226,7 @@ class Project:
         with self.start(*words) as running:
             return running.type()
 
-    def start(self, *words: str) -> Running:
+    def start(self, *words: str, stdout: int | IO[str] = subprocess.PIPE) -> Running:
         """Start ``celery -A proj redlock ...``."""
         pipe = subprocess.PIPE
         return Running(
@@ -235,7 +235,7 @@ class Project:
                 cwd=self._folder,
                 env=self._environment(),
                 stdin=pipe,
-                stdout=pipe,
+                stdout=stdout,
                 stderr=pipe,
                 text=True,
             )

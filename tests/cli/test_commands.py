@@ -151,6 +151,25 @@ def test_command_needs_a_majority_of_the_nodes(
         assert "id-of-k" not in one.out  # one node cannot name the holder
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device")
+@pytest.mark.parametrize("words", [("ls",), ("doctor", "--json")])
+def test_output_that_cannot_be_written_is_told_in_one_line(
+    project: Project, words: tuple[str, ...]
+) -> None:
+    """A full disk is no fault of the program, so it prints no traceback."""
+    with (
+        Path("/dev/full").open("w") as full,
+        project.start(*words, stdout=full) as running,
+    ):
+        run = running.type()
+
+    assert run.code == 3
+    assert run.err == (
+        "Error: The output could not be written (No space left on device). What the "
+        "command has done stays done.\n"
+    )
+
+
 def test_passwords_are_never_shown(project: Project) -> None:
     """Commands call nodes by their names, also if their URLs contain secrets."""
     urls = [url.replace("://", "://:hush@") for url in project.urls]

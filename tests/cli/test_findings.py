@@ -369,6 +369,7 @@ def test_promoted_replica_is_found(three_nodes: DevNodes) -> None:
     finding = the("promoted", found_on(three_nodes))
 
     assert (finding.severity, finding.about) == (WARNING, label(second))
+    assert "and restart it" in finding.remedy
 
 
 @pytest.mark.every_server
@@ -502,6 +503,7 @@ def test_node_that_is_the_broker_is_found(
     (finding,) = shared
     assert (finding.severity, finding.about) == (WARNING, label(three_nodes.nodes[1]))
     assert "is Celery's broker as well" in finding.fact
+    assert finding.remedy.endswith("a full one refuses them.")
     assert "result backend" in as_backend[0].fact
     assert separate == []
 

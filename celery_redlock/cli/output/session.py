@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -104,7 +105,7 @@ class Session:
                 clock.sleep(max(every - took, took / _MAX_SHARE - took))
 
     def _print(self, lines: Iterable[str]) -> None:
-        click.echo("\n".join(lines), color=None if self.colors else False)
+        _write("\n".join(lines), color=None if self.colors else False)
 
     def confirm(
         self, question: str, *, yes: bool, otherwise: str = "Nothing was done."
@@ -150,10 +151,24 @@ every_option = click.option(
 )
 
 
+def _write(text: str, *, color: bool | None = None) -> None:
+    """Print a text. A disk that is full ends the command with one line."""
+    try:
+        click.echo(text, color=color)
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # Click ends quietly then
+            raise
+        raise Failure(
+            f"The output could not be written ({error.strerror}). What the command "
+            "has done stays done.",
+            ERROR,
+        ) from error
+
+
 @contextlib.contextmanager
 def _screen(*, plain: bool) -> Iterator[Callable[[Sequence[str]], None]]:
     if plain or not sys.stdout.isatty():
-        yield lambda lines: click.echo("\n".join(lines))
+        yield lambda lines: _write("\n".join(lines))
         return
     click.echo(_ENTER, nl=False, color=True)
     try:

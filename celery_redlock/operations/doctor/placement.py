@@ -35,7 +35,7 @@ _HERE = "this machine"
 _SHOWN = 3  # names
 _REMEDY = (
     "Give locks Redis servers of their own. A busy broker or cache delays them, and a "
-    "full one evicts them."
+    "full one refuses them."
 )
 # Scheme of a URL without TLS -> what to do.
 _TLS = {

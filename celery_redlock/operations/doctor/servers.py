@@ -42,8 +42,9 @@ def replication(report: NodeReport, _: Case) -> Iterator[Finding]:
             WARNING,
             "was a replica and has been promoted: locks that its master had granted "
             "may be missing",
-            "Exclude it from failover (Sentinel, a managed service's replicas). The "
-            "restart guard keeps such a node out of the vote for one max_ttl.",
+            "Exclude it from failover (Sentinel, a managed service's replicas), and "
+            "restart it. The restart guard keeps such a node out of the vote for one "
+            "max_ttl.",
         )
     elif replicas:
         yield Finding(
