@@ -205,7 +205,9 @@ class PostgreSQL:
         """Make the table, unless it is there."""
         wait = max(2, round(timeout))
         try:
-            with psycopg.connect(url, connect_timeout=wait) as connection:
+            opened = _Connection.connect(url, connect_timeout=wait)
+            opened.patience = timeout  # also for the commit, which waits for standbys
+            with contextlib.closing(opened), opened as connection:
                 # CREATE TABLE IF NOT EXISTS asks for the right to make one that exists.
                 found = connection.execute("SELECT to_regclass(%s)", (TABLE,))
                 if found.fetchone() == (None,):

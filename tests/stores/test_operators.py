@@ -119,6 +119,24 @@ def test_commit_that_waits_for_a_standby_is_no_vote(
     until(lambda: project.redlock("doctor", "--wait", "0").code == 0)
 
 
+def test_init_waits_for_no_standby_for_ever(
+    project: Project, server: psycopg.Connection
+) -> None:
+    """The commit of the table does not return: an error says so."""
+    server.execute("ALTER SYSTEM SET synchronous_standby_names TO '*'")
+    server.execute("SELECT pg_reload_conf()")
+    try:
+        until(lambda: shown(server, "synchronous_standby_names") == "*")
+        run = project.redlock("init", "--yes")
+    finally:
+        server.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        server.execute("SELECT pg_reload_conf()")
+
+    assert run.code == 1
+    assert "did not answer within 1 s" in run.err
+    until(lambda: project.redlock("init", "--yes").code == 0)
+
+
 def shown(server: psycopg.Connection, setting: str) -> str:
     """Return a setting of the server."""
     (value,) = server.execute("SELECT current_setting(%s)", (setting,)).fetchone() or ()
