@@ -49,7 +49,7 @@ def test_reconfigure_moves_to_more_nodes(
     assert (run.out.count("stays"), run.out.count("new\n")) == (3, 2)
     assert "5 of 5 nodes vote for the new configuration" in run.out
     assert lock(urls) > before
-    with pytest.raises(QuorumUnreachable, match="set up"):
+    with pytest.raises(QuorumUnreachable, match="has another view of the deployment"):
         lock(project.urls, wait=0.0)
 
 
