@@ -216,7 +216,7 @@ def test_ls_scans_in_small_steps(project: Project) -> None:
 
 def test_ls_fits_the_terminal(project: Project) -> None:
     """Lines are cut to its width, and keys cannot send control characters to it."""
-    project.hold(f"{'long' * 30}\x1b[2J", task_id="i" * 36)
+    project.steal(f"{'long' * 30}\x1b[2J", 0, 1, 2)  # by another program
 
     shown = project.on_a_terminal("ls", columns=80)
 
