@@ -316,6 +316,10 @@ class Decision:
         """Return what happens to the call, as it follows after "will" or "would"."""
         return self.words
 
+    def needs_queue(self, situation: Any) -> bool:  # noqa: ARG002  (for some decisions)
+        """Tell whether the call has to come back: one that runs eagerly fails then."""
+        return False
+
     def perform(self, call: Any) -> Any:
         """Carry out the decision by a method of the call; return what that returns."""
         raise NotImplementedError

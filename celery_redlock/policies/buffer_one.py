@@ -80,6 +80,10 @@ class BufferOne(ConflictDecision):
             self.countdown or options.retry_countdown,
         )
 
+    def needs_queue(self, situation: Situation) -> bool:  # noqa: ARG002  (its base's)
+        """Tell that it waits in its queue."""
+        return True
+
     def describe(self, situation: Situation) -> str:  # noqa: ARG002  (its base's)
         """Return what happens to the call."""
         return f"wait in its queue, and run if it is the {self.keep} that waits"

@@ -78,6 +78,10 @@ class CancelRunning(ConflictDecision):
         """Tell whether the call waits in its worker process, as it does once."""
         return not (conflict.waited or conflict.deferrals)
 
+    def needs_queue(self, situation: Conflict) -> bool:
+        """Tell whether it waits in its queue, and no more in its process."""
+        return not self.keeps_trying(situation)
+
     def describe(self, situation: Conflict) -> str:
         """Return what happens to the call."""
         if not self.keeps_trying(situation):

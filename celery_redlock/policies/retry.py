@@ -122,6 +122,10 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
         """Tell whether the call first waits in its worker process."""
         return bool(self.patience)
 
+    def needs_queue(self, situation: Situation) -> bool:  # noqa: ARG002  (its base's)
+        """Tell whether it is republished now."""
+        return not self.patience
+
     def describe(self, situation: Situation) -> str:
         """Return what happens to the call."""
         what = f"be republished, to run after {in_seconds(self.countdown):.1f} s"

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from celery_redlock.policies import (
         Conflict,
         ConflictDecision,
+        Decision,
         Outage,
         OutageDecision,
     )
@@ -68,7 +69,7 @@ class DecidedConflict:
             Whether the event was sent, and monitors show the call as refused.
         """
         call, decision = self.call, self.decision
-        what = decision.describe(self.conflict)
+        what = _words_of(decision, self.conflict, call)
         holder = self.held.holder.task_id if self.held.holder else ""
         extra = call.log_fields("conflict", decision=decision.name, holder=holder)
         text = "%s will %s (on_conflict): %s"
@@ -180,6 +181,13 @@ class DecidedConflict:
         }
 
 
+def _words_of(decision: Decision, situation: Conflict | Outage, call: Call) -> str:
+    """Return what happens to a call, as it follows after "will"."""
+    if call.request.is_eager and decision.needs_queue(situation):
+        return "fail, as it runs eagerly and has no queue"
+    return decision.describe(situation)
+
+
 @dataclass(frozen=True, slots=True)
 class DecidedOutage:
     """A call for which too few nodes voted: a `policies.WorkerCall`."""
@@ -193,7 +201,7 @@ class DecidedOutage:
         """Log the decision, and send the signal."""
         call, decision, error = self.line.call, self.decision, self.unreachable
         extra = call.log_fields("outage-call", decision=decision.name)
-        what = f"{decision.describe(self.outage)} (on_backend_error)"
+        what = f"{_words_of(decision, self.outage, call)} (on_backend_error)"
         log.debug("%s will %s: %s", call, what, error, extra=extra)
         call.runtime.outage_log.add(call, call.id, decision.name, what, error)
         facts = {"outage": self.outage, "decision": decision}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import pickle
 import subprocess
 import sys
@@ -262,9 +263,10 @@ def test_autoretry_that_names_the_error_retries_a_refused_call(
 
 @pytest.mark.parametrize("policy", ["retry", "buffer_one", "cancel_running"])
 def test_eager_duplicate_fails_because_it_has_no_queue(
-    worker: Worker, policy: str
+    worker: Worker, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is not republished, and its error does not say that it is."""
+    """It is not republished, and neither its error nor the log says that it is."""
+    caplog.set_level(logging.INFO, "celery_redlock")
     worker.app.conf.update(task_always_eager=True, redlock_eager=True)
     task = worker.leased_job(on_conflict=policy)
 
@@ -274,6 +276,8 @@ def test_eager_duplicate_fails_because_it_has_no_queue(
     assert isinstance(result.result, DuplicateTask)
     assert f"{result.id}] did not run: it has no queue (" in str(result.result)
     assert worker.messages() == []
+    assert "will fail, as it runs eagerly" in caplog.text
+    assert "republished" not in caplog.text
 
 
 def test_autoretry_ends_with_the_refusal(worker: Worker) -> None:
