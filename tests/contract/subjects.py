@@ -788,7 +788,7 @@ class _ServerKeys:
         pass
 
     def now_us(self) -> int:
-        seconds, microseconds = self._call("TIME")
+        seconds, microseconds = self._call("TIME")[:2]  # a store adds how inexact it is
         return int(seconds) * 1_000_000 + int(microseconds)
 
     def clear(self) -> None:

@@ -110,7 +110,7 @@ class LockNodes:
     @staticmethod
     def _time(node: DevNode) -> float:
         """Return the time that a new client gets from a node."""
-        seconds, microseconds = map(int, node.command("TIME"))
+        seconds, microseconds = map(int, node.command("TIME")[:2])
         return seconds + microseconds / 1_000_000
 
     def until_free(self, text: str = "", seconds: float = 6.0) -> None:
