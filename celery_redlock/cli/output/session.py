@@ -115,7 +115,7 @@ class Session:
         Args:
             question: What is asked.
             yes: Whether the answer is known to be yes.
-            otherwise: What is said at the end of the command.
+            otherwise: The line to print before the command ends after another answer.
         """
         try:
             if yes or click.confirm(inked(question, colors=False), err=True):
