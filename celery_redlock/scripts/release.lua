@@ -1,4 +1,5 @@
--- Release the locks that are ours, and wake a waiter of each. Twice is harmless.
+-- Release the locks that are ours, and wake a waiter of each. Twice is harmless. A permit
+-- for a start that is kept wakes none: its waiters wait for the permit of the run, too.
 -- Compares no view: it acts on a random token, and so on no lock of another holder.
 -- To compare would only leave locks behind.
 --
@@ -12,13 +13,16 @@ local token, keep_ms = ARGV[1], ARGV[2]
 local released, locks = 0, #KEYS / 2
 for i = 1, locks do
   local wait_queue = KEYS[locks + i]
-  if owned(redis.call('GET', KEYS[i]), token) then
+  local value = redis.call('GET', KEYS[i])
+  if owned(value, token) then
+    local is_kept = false
     if keep_ms == '0' then
       redis.call('DEL', KEYS[i])
     else
       redis.call('PEXPIRE', KEYS[i], keep_ms)
+      is_kept = string.find(value .. '\n', '\nkept\n', 1, true)
     end
-    wake_first(wait_queue, keep_ms)
+    if not is_kept then wake_first(wait_queue, keep_ms) end
     released = 1
   end
 end

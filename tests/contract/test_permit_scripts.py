@@ -171,6 +171,22 @@ def test_release_of_any_permit_wakes_the_first_alone(
     assert listener.messages() == [b"1 0"]
 
 
+def test_release_of_a_kept_start_wakes_none(
+    subject: Subject, listener: Listener
+) -> None:
+    """The permit of the run, which is released with it, wakes the waiter now."""
+    subject.acquire_permits(["imports", "imports@@2"], STARTS)
+    subject.join_permit_queue(STARTS, f"{listener.channel}/1")
+
+    subject.take_several("imports@@2")
+    subject.wait_queues = [subject.key("line:imports")]
+    assert subject.release(keep_ms=TTL) == 1
+    subject.take_several("imports")
+    assert subject.release() == 1
+
+    assert listener.messages() == [b"1 0"]
+
+
 def test_waiter_for_a_full_limit_passes_the_wake_up_of_a_free_one_on(
     subject: Subject, listener: Listener
 ) -> None:

@@ -706,6 +706,25 @@ def test_any_permit_that_comes_free_wakes_a_waiter(holds: tuple[float, ...]) -> 
     assert_no_findings(waiter_for_two_permits(*holds))
 
 
+def test_start_that_is_kept_wakes_no_waiter_in_place_of_the_permit() -> None:
+    """The permit of the limit is free now, and the one of the rate in some seconds.
+
+    Where the second one woke the waiter first, it waited on beside a free permit.
+    """
+    one_at_a_time = {"limit": 1, "rate": (20, 6.0)}
+    plan = plan_of(
+        (run(0.0, 0.5, **one_at_a_time),),
+        (run(0.3, 0.05, wait=LONG, **one_at_a_time),),
+        nodes=(NodePlan("n0", 1.0, 0.0),),
+        ttl=2.0,
+        max_ttl=2.0,
+        final_quorums=(("n0",),),
+        is_calm=True,
+    )
+
+    assert_no_findings(plan)
+
+
 def test_release_that_wakes_waiters_of_one_permit_is_found() -> None:
     """The simulator finds it where the permit is not the lock of the key."""
     right = Redlock._places  # noqa: SLF001
