@@ -85,8 +85,8 @@ def way_back(app: Celery, delivery: Mapping[str, Any]) -> dict[str, Any]:
     goes through the exchange of that queue: only this one delays.
     """
     exchange, key = delivery.get("exchange"), delivery.get("routing_key")
-    if not key:
-        return {}
+    if not key or not exchange:
+        return {"queue": key, **_through("", key)} if key else {}
     queues = _queues(app)
     if _delays_calls(app):
         bare = _DELAY.sub("", key)
@@ -94,16 +94,25 @@ def way_back(app: Celery, delivery: Mapping[str, Any]) -> dict[str, Any]:
             if queue.routing_key == bare and (
                 bare != key or queue.exchange.name == exchange
             ):
-                return {"queue": queue, "exchange": None, "routing_key": None}
+                if queue.exchange.type == "direct":  # which delays no call
+                    return {"queue": queue, **_through("", queue.name)}
+                return {"queue": queue, **_through(queue.exchange.name, bare)}
         return {}
-    if exchange:  # else the routing key is the queue, and Celery does the same
-        for queue in queues:
-            if _is_bound(queue, exchange, key):
-                name = queue.name
-                bare_queue = _KOMBU.Queue(name, _KOMBU.Exchange(""), routing_key=name)
-                there = {"queue": bare_queue, "declare": []}
-                return {**there, "exchange": None, "routing_key": None}
+    for queue in queues:
+        if _is_bound(queue, exchange, key):
+            name = queue.name
+            bare_queue = _KOMBU.Queue(name, _KOMBU.Exchange(""), routing_key=name)
+            return {"queue": bare_queue, "declare": [], **_through("", name)}
     return {}
+
+
+def _through(exchange: str, key: str) -> dict[str, str]:
+    """Return the exchange and the routing key of a message.
+
+    They are named also where they follow from the queue: else Celery takes those of
+    ``task_routes``, or of the task, and the call goes elsewhere.
+    """
+    return {"exchange": exchange, "routing_key": key}
 
 
 def is_broadcast(app: Celery, exchange: str) -> bool:

@@ -151,8 +151,38 @@ def test_call_goes_back_to_one_queue_alone(kind: str, binding: str, key: str) ->
     assert options["queue"].name == "mine"
     assert options["queue"].exchange.name == ""
     assert options["declare"] == []
-    assert way_back(app, {"exchange": "", "routing_key": "mine"}) == {}
     assert way_back(app, {"exchange": "unknown", "routing_key": key}) == {}
+
+
+@pytest.mark.parametrize(
+    "delivery",
+    [
+        {"exchange": "", "routing_key": "mine"},
+        {"exchange": "shop", "routing_key": "own.eu"},
+    ],
+    ids=["sent to the queue", "sent to the exchange"],
+)
+def test_route_of_a_task_does_not_lead_a_call_away_from_its_queue(
+    delivery: dict[str, str],
+) -> None:
+    """The route is for new calls: each queue that is bound there would get a copy."""
+    library: Any = kombu  # has no types
+    exchange = library.Exchange("shop", type="topic")
+    queues = [
+        library.Queue(name, exchange, routing_key=key)
+        for name, key in (("mine", "own.#"), ("audit", "#"))
+    ]
+    route = {"exchange": "shop", "routing_key": "own.eu"}
+    app = app_on("memory://", task_queues=queues, task_routes={"pay": route})
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        for queue in queues:
+            queue(channel).declare()
+
+        app.send_task("pay", **way_back(app, delivery))
+
+        found = [channel.queue_purge(queue.name) for queue in queues]
+        assert found == [1, 0]
 
 
 def test_queue_with_several_bindings_is_found_by_each() -> None:
