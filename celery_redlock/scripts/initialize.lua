@@ -21,11 +21,11 @@ local member = own_member(new, state[4])
 if state[1] ~= JOINED or refused[2] == '' or not member or member[1] ~= 0 then
   return refused
 end
+note_vote(meta)
 -- Above every hint that was accepted before, and the same on all nodes.
 local floor = now_us()
 if math.abs(hint_us - floor) <= tolerance_us then floor = hint_us + tolerance_us end
 raise_counter(meta, 'floor', floor + tolerance_us)
 store_view(meta, view, labels_of(new), now_ms())
 redis.call('HSET', meta, 'votes', '1')
-note_vote(meta)
 return {GRANTED, 0}

@@ -46,8 +46,8 @@ if old and (not is_first or votes and old.deployment ~= new.deployment or
 end
 local since = now_ms()
 if config == JOINED and state[9] then since = math.min(since, tonumber(state[9])) end
-store_view(meta, text, labels_of(new), since)
-redis.call('HDEL', meta, 'votes', 'started')
+redis.call('HDEL', meta, 'votes', 'started') -- first: see shared/proof.lua
 redis.call('HSET', meta, 'quarantine_ms', quarantine_ms, 'quarantine_until',
   string.format('%.0f', since + quarantine_ms))
+store_view(meta, text, labels_of(new), since)
 return {GRANTED, 0}

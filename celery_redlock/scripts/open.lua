@@ -25,9 +25,9 @@ if config ~= closed or is_aborted(state[9], closed) or not own_member(new, ident
 end
 local left = quarantine_left(state[5])
 if left > 0 then return {QUARANTINED, left} end
+note_vote(meta)
 raise_counters(meta, 3)
 store_view(meta, planned, labels_of(new), now_ms())
 redis.call('HSET', meta, 'votes', '1')
-note_vote(meta)
 redis.call('HDEL', meta, 'view', 'quarantine_until', 'quarantine_ms')
 return {GRANTED, 0}

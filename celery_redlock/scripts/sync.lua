@@ -21,9 +21,9 @@ if not refused then return {GRANTED, 0} end
 if refused[1] ~= UNSYNCED or refused[2] == '' or state[1] == JOINED then
   return refused
 end
+note_vote(meta)
 raise_counters(meta, 5)
 if set_floor == '1' then raise_counter(meta, 'floor', now_us() + tolerance_us) end
 redis.call('HSET', meta, 'votes', '1')
-note_vote(meta)
 redis.call('HDEL', meta, 'quarantine_until', 'quarantine_ms')
 return {GRANTED, 0}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.members.view import JOINED
 from celery_redlock.scripts import (
     ALL_SCRIPTS,
@@ -533,6 +534,47 @@ def test_server_that_flushed_its_scripts_proves_its_start(
     server.command("SCRIPT", "FLUSH")
 
     assert started(server)
+
+
+# -- a script that a denied command ends -------------------------------------------
+
+
+def close_after_its_locks(subject: Subject) -> None:
+    """Take a node out of the vote for so long that its old locks have ended."""
+    subject.admit()
+    close(subject)
+    subject.end_quarantine()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "act", "denied", "config"),
+    [
+        (Subject.join, Subject.initialize, "hstrlen", CONFIG),
+        (partial(Subject.enter, quarantine_ms=0), Subject.sync, "hstrlen", CONFIG),
+        (close_after_its_locks, Subject.open, "hstrlen", NEW),
+        (close_after_its_locks, Subject.reopen, "hstrlen", CONFIG),
+        (Subject.admit, partial(Subject.note, config=NEXT), "hdel", NEXT),
+    ],
+    ids=["initialize", "sync", "open", "reopen", "note"],
+)
+def test_script_that_a_denied_command_ends_gives_no_vote(
+    server: ServerSubject,
+    prepare: Callable[[Subject], Any],
+    act: Callable[[Subject], Any],
+    denied: str,
+    config: str,
+) -> None:
+    """Its writes by then stay: never a vote without its mark or its quarantine."""
+    server.flush()
+    prepare(server)
+    server.command("ACL", "SETUSER", "default", f"-{denied}")
+    try:
+        reply = act(server)
+    finally:
+        server.command("ACL", "SETUSER", "default", f"+{denied}")
+
+    assert isinstance(reply, ErrorReply)
+    assert server.acquire(config=config)[0] != GRANTED
 
 
 # -- eviction ----------------------------------------------------------------------

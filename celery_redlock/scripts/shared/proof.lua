@@ -1,7 +1,9 @@
 -- include shared/now_ms.lua
 
 -- Note that this process votes, where no key can hold it and no flush removes it: as the
--- number of calls of a command that nothing else uses.
+-- number of calls of a command that nothing else uses. Call it before the script writes:
+-- where the command is denied or renamed the script ends here, and what it has written by
+-- then stays.
 local function note_vote(meta)
   redis.call('HSTRLEN', meta, 'votes')
 end
