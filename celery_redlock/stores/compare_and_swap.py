@@ -68,7 +68,13 @@ class CompareAndSwapStore(Loader, StoreFacts, Protocol):
 
     A store adds ``_servers``, ``_snapshot`` and ``_commit``, and what `Loader` and
     `StoreFacts` ask.
+
+    Attributes:
+        _reads_newest: Whether each snapshot has all commits of before. If not, scripts
+            that might change something, and do not, run again on one that has.
     """
+
+    _reads_newest: bool = True
 
     @classmethod
     def name_of(cls, url: str) -> str:
@@ -100,14 +106,19 @@ class CompareAndSwapStore(Loader, StoreFacts, Protocol):
             return done
         is_one = len(commands) == 1
         tries = _TRIES if is_one else _TRIES_TOGETHER if self._fits(needs) else 0
+        is_newest = self._reads_newest
         for times in range(tries):
             if times:
                 pause = doubled(_FIRST_PAUSE, times, _LONGEST_PAUSE)
                 SYSTEM_CLOCK.sleep(jittered(pause, 0.0))
-            keys = self._snapshot(needs)
+            keys = self._snapshot(needs, is_newest=is_newest)
             replies = [run(command, self, keys) for command in commands]
-            if not keys.changes or self._commit(keys, needs):
+            if keys.changes:
+                if self._commit(keys, needs):
+                    return replies
+            elif is_newest or needs.is_read:
                 return replies
+            is_newest = is_newest or not keys.changes
         if is_one:
             return [ErrorReply("BUSY other processes change the same keys")]
         half = len(commands) // 2
@@ -137,8 +148,13 @@ class CompareAndSwapStore(Loader, StoreFacts, Protocol):
         """Tell whether one transaction can do all that is needed."""
         return True
 
-    def _snapshot(self, needs: Needs) -> StoreKeyspace:
-        """Load what is needed, as it was at one moment."""
+    def _snapshot(self, needs: Needs, *, is_newest: bool) -> StoreKeyspace:
+        """Load what is needed, as it was at one moment.
+
+        Args:
+            needs: What is needed.
+            is_newest: Whether all commits of before must be in it.
+        """
 
     def _commit(self, keys: StoreKeyspace, needs: Needs) -> bool:
         """Write the changes if what they depend on is unchanged; else return False."""

@@ -224,7 +224,8 @@ class Etcd(CompareAndSwapStore):
     def _fits(self, needs: Needs) -> bool:
         return len(needs.exclusive) <= _MOST_READ
 
-    def _snapshot(self, needs: Needs) -> StoreKeyspace:
+    def _snapshot(self, needs: Needs, *, is_newest: bool) -> StoreKeyspace:
+        del is_newest  # as all that etcd reads is
         whose, refused = self._refused
         self._refused = None, {}
         if whose is needs:

@@ -37,6 +37,11 @@ The znodes are read one after the other, in one round trip, and not at one momen
 checks make good for that where something is written. A command that only reads may see
 a part of a transaction of another client.
 
+The reads follow a ``sync``, for which a follower asks the leader. The leader itself
+does nothing for it, and tells its followers to commit before it does: its clients may
+read what was so before. So a refusal counts only if it rests on reads that follow a
+write.
+
 A key ends by the clock of the leader, which writes it into each znode that changes, in
 milliseconds: see ``server_clock``. A client that has changed nothing for some seconds
 writes a znode to learn it. The session of a client is no substitute: it starts anew
@@ -133,6 +138,7 @@ logging.getLogger("kazoo.client").setLevel(logging.ERROR)
 class ZooKeeper(CompareAndSwapStore):
     """One session with a ZooKeeper ensemble: see ``stores.connection.Store``."""
 
+    _reads_newest = False
     grants = "setAcl -R /redlock auth:redlock:cdrwa"
     empties = "deleteall /redlock"
 
@@ -249,7 +255,7 @@ class ZooKeeper(CompareAndSwapStore):
 
     # -- a transaction ---------------------------------------------------------------
 
-    def _snapshot(self, needs: Needs) -> StoreKeyspace:
+    def _snapshot(self, needs: Needs, *, is_newest: bool) -> StoreKeyspace:
         breaks = self._breaks
         if self._identified_until != breaks:
             # kazoo has a new session by itself; the ensemble may be another one.
@@ -259,15 +265,22 @@ class ZooKeeper(CompareAndSwapStore):
         # Else a server that is behind would tell of a lock that was released. The reads
         # wait for it: a session's requests are carried out in order. But if the
         # connection breaks, kazoo sends the reads to another server.
-        synced = self._client.sync_async(_ROOT)
+        sent_at = SYSTEM_CLOCK.monotonic()
+        caught_up = (
+            self._client.set_async(_KEYS, b"")
+            if is_newest
+            else self._client.sync_async(_ROOT)
+        )
         parts = needs.parts
         places = [(name, HEAD) for name in (*needs.names, *parts)]
         places += [place for name in parts for place in needs.counters(name)]
         cells = self._read(places)
         cells += self._read_members(needs.names)
-        self._reply_to(synced)
+        stat = caught_up.get(timeout=self._timeout)
         if self._breaks != breaks:
             raise ConnectionLoss
+        if is_newest:
+            self._observe(sent_at, stat)
         time = self._time()
         if has_ended(cells, time):
             # By a clock that was set back meanwhile, it may not have.

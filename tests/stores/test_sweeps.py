@@ -129,7 +129,7 @@ def test_zookeeper_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
         closing(zookeeper.ZooKeeper(cluster.urls[0], 5.0)) as store,
     ):
         needs = Needs(names={b"redlock:shorthash"})
-        keys = store._snapshot(needs)  # noqa: SLF001  (no command of ours does this)
+        keys = store._snapshot(needs, is_newest=False)  # noqa: SLF001  (no command of ours does this)
         keys.hset(b"redlock:shorthash", {b"a": b"1", b"b": b"2"})
         keys.pexpire(b"redlock:shorthash", 1)
         assert store._commit(keys, needs)  # noqa: SLF001

@@ -359,7 +359,7 @@ def test_lock_that_others_take_meanwhile_is_read(
     if not taken:
         assert replies == [[GRANTED, 12]]
         return
-    assert requests_of(monkeypatch, store, act) == read
+    assert requests_of(monkeypatch, store, act) == [*read, "SetData", *read[1:]]
     assert [one[:2] for one in replies] == [[TAKEN, b"theirs\n11\nme"]] * 2
     others.run([release(name, b"theirs")])
     assert requests_of(monkeypatch, store, act) == [*read, "Transaction"]
@@ -566,6 +566,36 @@ def test_reads_behind_a_broken_connection_are_done_again(
     monkeypatch.setattr(client, "sync_async", sync_and_break)
     assert store.run([[b"GET", b"broken"]]) == [b"kept"]
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_server_that_is_behind_refuses_nothing(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch, *, is_held: bool
+) -> None:
+    """A refusal rests on no reply of a server that is behind.
+
+    A leader tells its followers to commit before it does, and obeys no ``sync``. So a
+    client of the leader may read what was so before: here, the first time it asks.
+    """
+    behind, others = connect(), connect()
+    lock, meta = b"behind:%d" % is_held, b"behind:meta"
+    vote(others, meta)
+    take, give = acquire(lock, meta, b"theirs", b"3"), release(lock, b"theirs")
+    client = behind._client  # noqa: SLF001  (to answer as a server that is behind)
+    read, early = client.get_async, dict[str, Any]()
+    if is_held:
+        others.run([take])
+    monkeypatch.setattr(
+        client, "get_async", lambda path: early.setdefault(path, read(path))
+    )
+    ours = acquire(lock, meta, b"ours", b"4") if is_held else give
+    behind.run([ours])
+    others.run([give if is_held else take])
+    monkeypatch.setattr(
+        client, "get_async", lambda path: early.pop(path, None) or read(path)
+    )
+    assert behind.run([ours]) == ([[GRANTED, 8]] if is_held else [1])
+    assert not early
 
 
 @pytest.mark.long
