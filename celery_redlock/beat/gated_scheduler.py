@@ -262,11 +262,7 @@ class GatedScheduler(_Base):
 
     def _defer(self, entry: ScheduleEntry) -> None:
         """Keep an entry for a later tick. The next leader sends it if the term ends."""
-        reason = (
-            "too few votes for the record of the last slot"
-            if self.term.lasts()
-            else "the term ends"
-        )
+        reason = self.term.obstacle() or "the term ends"
         extra = log_fields("slot-deferred", entry=entry.name)
         log.warning("%r is not sent now: %s.", entry.name, reason, extra=extra)
         self._deferred[entry.name] = entry

@@ -8,6 +8,7 @@
                 ▼
            the project's scheduler ticks while the term lasts ──► at ttl / 3 at most
                 │ lost: that scheduler is discarded, this beat stands by
+                │ the wall clock was set: it is discarded, and made anew
                 ▼
              campaign ...
 
@@ -30,7 +31,7 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.beat import inner_schedulers
 from celery_redlock.beat.gated_scheduler import GatedScheduler, gated_class
-from celery_redlock.beat.term import BeatTerm
+from celery_redlock.beat.term import BeatTerm, offset_of
 from celery_redlock.election import Elector, Term
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable
 from celery_redlock.records.beat_slots import SlotRecord
@@ -121,7 +122,7 @@ class RedlockScheduler(Scheduler):
 
     def _tick(self, *args: Any, **kwargs: Any) -> float:
         term, gated = self.elector.campaign(), self._gated
-        if gated is not None and gated.term.term is not term:
+        if gated is not None and not self._goes_on(gated, term):
             self._gated = None
             inner_schedulers.discard(gated)
         if term is not None and self._gated is None:
@@ -143,6 +144,24 @@ class RedlockScheduler(Scheduler):
         wanted: float = gated.tick(*args, **kwargs)
         return min(wanted, pause)
 
+    def _goes_on(self, gated: GatedScheduler, term: Term | None) -> bool:
+        """Tell whether the project's scheduler belongs to this term, and to its time.
+
+        If the clock of this machine was set, a new one goes on from the slots on the
+        nodes, as that of another beat would.
+        """
+        if gated.term.term is not term or not gated.term.clock_was_set:
+            return gated.term.term is term
+        step = gated.term.clock_step
+        log.warning(
+            "The clock of this machine was set %s by %.0f s. The schedule goes on from "
+            "the time that it shows now.",
+            "forward" if step > 0 else "back",
+            abs(step),
+            extra=log_fields("beat-clock-set", seconds=step),
+        )
+        return False
+
     def _begin_term(self, term: Term) -> GatedScheduler | None:
         """Make the project's scheduler anew, after loading the record of sent slots."""
         try:
@@ -151,8 +170,8 @@ class RedlockScheduler(Scheduler):
             self._log_blocked(f"the record of sent slots cannot be read. {error}")
             return None
         clock, catchup = self._redlock.clock, self._settings.beat_catchup
-        since = round(clock.wall() * 1e6)
-        beat_term = BeatTerm(term, self._record, catchup, since, clock)
+        since, offset = round(clock.wall() * 1e6), offset_of(clock)
+        beat_term = BeatTerm(term, self._record, catchup, since, offset, clock)
         gated: GatedScheduler = gated_class(self._inner_class)(
             app=self.app, lazy=True, **self._options
         )

@@ -13,6 +13,8 @@ import threading
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from celery_redlock.records.beat_slots import MOST_AHEAD
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
@@ -31,12 +33,14 @@ class BeatTerm(NamedTuple):
     Attributes:
         catchup: Seconds for which a missed slot is still sent.
         since: When the term began, in microseconds since 1970.
+        offset: How far the wall clock was ahead of the monotonic one then, in seconds.
     """
 
     term: Term
     record: SlotRecord
     catchup: float
     since: int
+    offset: float
     clock: Clock
 
     def lasts(self) -> bool:
@@ -44,8 +48,32 @@ class BeatTerm(NamedTuple):
         return self.term.remaining() > self.term.lease.ttl * _MARGIN
 
     def may_send(self) -> bool:
-        """Tell whether the term lasts, and all slots sent so far are recorded."""
-        return self.lasts() and not self.record.is_behind
+        """Tell whether nothing keeps this term from sending slots."""
+        return not self.obstacle()
+
+    def obstacle(self) -> str:
+        """Return what keeps this term from sending slots now; empty if nothing does."""
+        if not self.lasts():
+            return "the term ends"
+        if self.record.is_behind:
+            return "too few votes for the record of the last slot"
+        if self.clock_was_set:
+            return "the clock of this machine was set"
+        return ""
+
+    @property
+    def clock_step(self) -> float:
+        """The seconds by which the wall clock was set forward since the term began."""
+        return offset_of(self.clock) - self.offset
+
+    @property
+    def clock_was_set(self) -> bool:
+        """Whether the wall clock was set so far that another term has to begin.
+
+        Every slot between the two times would be sent if it was set forward, and none
+        until the old time is reached again if it was set back.
+        """
+        return abs(self.clock_step) > MOST_AHEAD
 
     @property
     def now(self) -> int:
@@ -62,6 +90,11 @@ class BeatTerm(NamedTuple):
     def too_late(self) -> int:
         """The instant before which a slot that the broker refused is given up."""
         return self.now - round(self.catchup * _US)
+
+
+def offset_of(clock: Clock) -> float:
+    """Return how far the wall clock is ahead of the monotonic one, in seconds."""
+    return clock.wall() - clock.monotonic()
 
 
 class TermEnding(Exception):  # noqa: N818  (it is no error)

@@ -45,11 +45,13 @@ log = logging.getLogger(__name__)
 MOST_SLOT = 1024
 """The bytes of the longest name of a slot: nodes keep it for an hour."""
 
+MOST_AHEAD = 60.0
+"""The seconds by which the clock of another leader may be ahead of ours."""
+
 _MOST_ENTRY = 900  # bytes of the name of a schedule entry in it
 _MS, _US = 1000, 1_000_000
 _KEPT = 90 * 24 * 3600  # seconds without a note after which nodes forget all of them
 _MOST = 10_000  # entries; above that, the tenth with the oldest notes is forgotten
-_AHEAD = 60.0  # seconds by which another leader's clock may have been before ours
 _MARKED = 3600.0  # seconds for which a mark lasts
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -140,10 +142,13 @@ class SlotRecord:
                 state="No slot is sent",
             )
         merged = greatest([item for pairs in notes for item in pairs])
-        now = round(redlock.clock.wall() * _US)
+        latest = dict(self._known)
         for name, instant in _pairs(merged).items():
+            latest[name] = max(instant, latest.get(name, 0))
+        now = round(redlock.clock.wall() * _US)
+        for name, instant in latest.items():
             ahead = (instant - now) / _US
-            if ahead > _AHEAD:
+            if ahead > MOST_AHEAD:
                 log.warning(
                     "The last slot of %r is recorded with a time that is %.0f s ahead "
                     "of this clock. Its slots are sent from now on. Check the clocks "
@@ -151,8 +156,7 @@ class SlotRecord:
                     name,
                     ahead,
                 )
-            seen = now if ahead > _AHEAD else instant
-            self._known[name] = max(seen, self._known.get(name, 0))
+            self._known[name] = now if ahead > MOST_AHEAD else instant
         # A node that was away, or has forgotten, learns this with the next note.
         for pairs in notes:
             known = _pairs(pairs)
