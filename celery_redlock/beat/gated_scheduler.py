@@ -81,7 +81,8 @@ class GatedScheduler(_Base):
     def _continue(self, entry: ScheduleEntry) -> dict[str, int]:
         """Set the last run of an entry. Return it by name if a slot is to come."""
         try:
-            since = self._since(entry)
+            recorded, earliest = self._recorded_until(entry), self.term.earliest
+            since = cut_to_window(entry.schedule, recorded, earliest)
             self._log_missed(entry)
             upcoming = next_due(entry.schedule, since)
             # The last run that users see stays if it leads to the same next run.
@@ -193,19 +194,30 @@ class GatedScheduler(_Base):
                     self._defer(entry)
                     break
                 if _comes_from(error, (OperationalError, OSError)):  # of the broker
-                    self._deferred[entry.name] = entry
+                    self._deferred.setdefault(entry.name, entry)
                 raise
         return result
 
     # -- slots -------------------------------------------------------------------
 
-    def _handled_until(self, entry: ScheduleEntry) -> int:
+    def _recorded_until(self, entry: ScheduleEntry) -> int:
         """Return the instant up to which all slots of an entry were sent or given up.
 
         The record says so, or else the entry's last run.
         """
         recorded = self.term.record.upto(entry.name)
         return as_us(entry.last_run_at) if recorded is None else recorded
+
+    def _handled_until(self, entry: ScheduleEntry) -> int:
+        """Return the same during the term, in which a later last run counts, too.
+
+        It is that of an entry that was disabled, and is enabled again. It says nothing
+        of a slot that the broker has refused.
+        """
+        recorded = self._recorded_until(entry)
+        if entry.name in self._deferred:
+            return recorded
+        return max(recorded, as_us(entry.last_run_at))
 
     def _since(self, entry: ScheduleEntry) -> int:
         """Return the instant after which slots may still have to be sent."""
@@ -217,16 +229,20 @@ class GatedScheduler(_Base):
         return self._unsent(entry) if self.term.may_send() else []
 
     def _unsent(self, entry: ScheduleEntry) -> list[int]:
-        """Return the slots of an entry that are due and were not sent, oldest first."""
+        """Return the slots of an entry that are due and were not sent, oldest first.
+
+        A fixed instant that had passed when its entry was made is one of them.
+        """
         term, now, since = self.term, self.term.now, self._since(entry)
         found = slots_due(entry.schedule, since, now)
         if never_ran(since, now):
             return found
-        sent = term.record.upto(entry.name) or 0
-        return [due for due in found if due > sent and due >= term.earliest]
+        sent, made = term.record.upto(entry.name) or 0, self._recorded_until(entry)
+        earliest = term.earliest
+        return [d for d in found if d > sent and (d >= earliest or d <= made)]
 
     def _log_missed(self, entry: ScheduleEntry) -> None:
-        handled, earliest = self._handled_until(entry), self.term.earliest
+        handled, earliest = self._recorded_until(entry), self.term.earliest
         if never_ran(handled, earliest):
             return
         missed = slots_due(entry.schedule, handled, earliest - 1, most=_MOST_MISSED)
@@ -265,7 +281,7 @@ class GatedScheduler(_Base):
         reason = self.term.obstacle() or "the term ends"
         extra = log_fields("slot-deferred", entry=entry.name)
         log.warning("%r is not sent now: %s.", entry.name, reason, extra=extra)
-        self._deferred[entry.name] = entry
+        self._deferred.setdefault(entry.name, entry)
 
 
 def gated_class(scheduler: type) -> Any:

@@ -82,9 +82,16 @@ class BeatTerm(NamedTuple):
 
     @property
     def earliest(self) -> int:
-        """The instant before which a slot that was missed is not sent any more."""
-        # Not after now: an operator or NTP may have turned the wall clock back.
-        return min(self.since, self.now) - round(self.catchup * _US)
+        """The instant before which a slot that was missed is not sent any more.
+
+        At the begin of a term, the window reaches back to what no beat has sent. Later
+        it moves on with the clock: the leader has been there. An older slot is one of
+        an entry that was not in the schedule, or had another one. The leader has a ttl
+        to send what it found at the begin.
+        """
+        # The clock: an operator or NTP may have turned it back.
+        behind = min(max(self.now - self.since, 0), round(self.term.lease.ttl * _US))
+        return self.too_late - behind
 
     @property
     def too_late(self) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shelve
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from celery.schedules import crontab
+from celery.beat import ScheduleEntry
+from celery.schedules import BaseSchedule, crontab, schedstate
 
 from celery_redlock.testing import FakeNodes
 from tests.unit.beat.support import (
@@ -21,6 +22,7 @@ from tests.unit.beat.support import (
     RecordingScheduler,
     Site,
     at,
+    crontabs,
     every,
 )
 from tests.unit.election.support import run
@@ -28,6 +30,8 @@ from tests.unit.election.support import run
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from celery import Celery
 
     StartWithFile = Callable[..., Beat]
 
@@ -215,3 +219,95 @@ def test_schedule_file_is_opened_by_the_leader_only(
     with shelve.open(str(tmp_path / "file")) as stored:  # noqa: S301  (our own)
         assert set(stored["entries"]) > {"minutely", "daily", "hourly"}
     assert [sent.by for sent in site.sent if sent.entry == "minutely"] == ["a", "b"]
+
+
+class Clocked(BaseSchedule):
+    """A schedule with one instant, as django-celery-beat has it."""
+
+    def __init__(self, instant: float, app: Celery) -> None:
+        super().__init__(app=app)
+        self._instant = datetime.fromtimestamp(instant, tz=timezone.utc)
+
+    def remaining_estimate(self, _: datetime) -> timedelta:
+        """Return the time until the instant; below zero after it."""
+        left: timedelta = self._instant - self.now()
+        return left
+
+    def is_due(self, _: datetime) -> schedstate:
+        """Tell that it is due from its instant on."""
+        left = self.remaining_estimate(self.now()).total_seconds()
+        return schedstate(is_due=left <= 0, next=left if left > 0 else HOUR)
+
+
+class EditedScheduler(RecordingScheduler):
+    """A scheduler whose entries are edited while it runs, as in Django's admin."""
+
+    def schedules_equal(self, *_: Any) -> bool:
+        """Look at all entries with each tick."""
+        return False
+
+
+def entries_of(beat: Beat) -> dict[str, Any]:
+    """Return the entries of a leader, which a test may edit."""
+    entries: Any = beat.scheduler.schedule
+    return cast("dict[str, Any]", entries)
+
+
+@pytest.mark.parametrize(
+    ("last_run", "expected"),
+    [
+        (NOON, ["17:00:00", "17:01:00", "17:02:00"]),  # RedBeat leaves it
+        ("2026-11-21T17:01:10+00:00", ["17:02:00"]),  # Django: when it was enabled
+    ],
+)
+def test_entry_that_is_enabled_again_does_not_send_the_slots_between(
+    site: Site, last_run: str, expected: list[str]
+) -> None:
+    """After five hours in which it was disabled, it sends what the window allows."""
+    beat = site.start(beat_scheduler=EditedScheduler)
+    run(MINUTE, beat)
+    entries = entries_of(beat)
+    paused = entries.pop("job")
+    run(5 * HOUR, beat)
+
+    entries["job"] = paused
+    paused.last_run_at = datetime.fromisoformat(last_run)
+    run(MINUTE, beat)
+
+    assert site.dues() == ["12:01:00", *expected]
+
+
+def test_entry_that_gets_another_schedule_does_not_send_that_of_the_past(
+    site: Site,
+) -> None:
+    """An entry of each day becomes one of each minute at five o'clock."""
+    daily = crontabs(minute=0, hour=12, day_of_month="*")
+    beat = site.start(daily, beat_scheduler=EditedScheduler)
+    run(5 * HOUR, beat)
+    assert site.sent == []
+
+    entries_of(beat)["job"].schedule = crontab(app=beat.app)
+    run(MINUTE, beat)
+
+    assert site.dues() == ["16:59:00", "17:00:00", "17:01:00"]
+
+
+def test_fixed_instant_that_has_passed_when_its_entry_is_made_is_sent(
+    site: Site,
+) -> None:
+    """It is sent once, however long ago it was, as Celery's own beat sends it."""
+    beat = site.start(dict, beat_scheduler=EditedScheduler)
+    run(HOUR, beat)
+
+    entries_of(beat)["job"] = ScheduleEntry(
+        name="job",
+        task="t",
+        schedule=Clocked(at(NOON), beat.app),
+        last_run_at=beat.app.now(),
+        app=beat.app,
+    )
+    run(MINUTE, beat)
+    beat.stop()
+    run(MINUTE, site.start(dict))
+
+    assert site.dues() == ["12:00:00"]
