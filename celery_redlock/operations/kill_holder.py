@@ -67,28 +67,45 @@ def kill_holder(app: Celery, holder: Holder) -> str:
 
 
 def _worker_of(app: Celery, holder: Holder) -> str:
-    """Return the name of the worker that runs the task."""
-    inspect = app.control.inspect(timeout=_PATIENCE)
+    """Return the name of the worker whose process the holder is.
+
+    A broker may deliver one message twice. So it is the process that counts, and not
+    only the id: Celery kills the request that came last under an id.
+    """
     try:
-        found = inspect.query_task([holder.task_id]) or {}
+        active = app.control.inspect(timeout=_PATIENCE).active(safe=True) or {}
     except Exception as error:
         raise HolderLives(
             f"{holder} was not killed: the workers could not be asked, because the "
             f"broker does not answer ({error})."
         ) from error
-    for worker, tasks in found.items():
-        if _is_active(tasks, holder):
-            return str(worker)
-    raise HolderLives(
-        f"{holder} was not killed: no worker says that it runs this task "
-        f"({plural(len(found), 'worker')} answered). If you know that its process "
-        "is gone, release the lock without --kill."
+    found = [worker for worker, tasks in active.items() if _runs_in(tasks, holder)]
+    if found[1:]:  # processes of two machines may have one number
+        found = [worker for worker in found if worker.endswith(f"@{holder.host}")]
+    if len(found) != 1:
+        raise HolderLives(
+            f"{holder} was not killed: no worker says that it runs this task in this "
+            f"process ({plural(len(active), 'worker')} answered). If you know that its "
+            "process is gone, release the lock without --kill."
+        )
+    (worker,) = found
+    asked = app.control.inspect([worker], timeout=_PATIENCE)
+    latest = (asked.query_task([holder.task_id]) or {}).get(worker) or {}
+    if not _runs_in([info for _, info in latest.values()], holder):
+        raise HolderLives(
+            f"{holder} was not killed: worker {worker} has got a copy of its job "
+            f"since, and cannot kill this run any more. End process {holder.pid} on "
+            f"{holder.host or 'its machine'} yourself."
+        )
+    return str(worker)
+
+
+def _runs_in(tasks: Any, holder: Holder) -> bool:
+    """Tell whether one of these tasks of a worker runs in the holder's process."""
+    return any(
+        (task.get("id"), task.get("worker_pid")) == (holder.task_id, holder.pid)
+        for task in tasks or ()
     )
-
-
-def _is_active(tasks: Any, holder: Holder) -> bool:
-    state = (tasks or {}).get(holder.task_id) or [""]
-    return bool(state[0] == "active")
 
 
 def _pool_of(app: Celery, worker: str) -> str:
@@ -105,8 +122,8 @@ def _has_ended(app: Celery, worker: str, holder: Holder) -> bool:
     give_up_at = SYSTEM_CLOCK.monotonic() + _ENDS_WITHIN
     inspect = app.control.inspect([worker], timeout=_PATIENCE)
     while SYSTEM_CLOCK.monotonic() < give_up_at:
-        found = inspect.query_task([holder.task_id])
-        if found and not _is_active(found.get(worker), holder):
+        found = inspect.active(safe=True)
+        if found and not _runs_in(found.get(worker), holder):
             return True
         SYSTEM_CLOCK.sleep(_LOOK_EVERY)
     return False

@@ -14,6 +14,7 @@ from celery_redlock import LockLost
 from celery_redlock.cli import redlock
 from tests.harness.processes import is_alive
 from tests.harness.waiting import until
+from tests.worker.support import redelivery
 from tests.worker.test_seen_and_heard import Monitor, here, monitor
 
 if TYPE_CHECKING:
@@ -84,6 +85,26 @@ def test_kill_ends_the_holder_before_the_release(deploy: Deploy, key: str) -> No
     assert second.get(timeout=60)
 
 
+def test_holder_whose_job_came_again_is_named_and_not_killed(
+    deploy: Deploy, key: str
+) -> None:
+    """Celery knows the later copy only, and would kill that while the holder lives."""
+    here = deploy(concurrency=2, settings=redelivery())
+    first = here.begin("job", key)
+    (run,) = here.stage.running(key)
+    here.until_received(first.id, times=2)
+
+    done = command(here, "release", key, "--yes", "--kill")
+
+    assert done.exit_code == 1
+    assert "has got a copy of its job since, and cannot kill this run" in done.stderr
+    assert f"End process {run.pid} on " in done.stderr
+    assert "Nothing was released." in done.stderr
+    assert is_alive(run.pid)
+    assert here.nodes.holders(key)
+    here.finish(key, first)
+
+
 @pytest.mark.long
 def test_thread_cannot_be_killed(deploy: Deploy, key: str) -> None:
     """Nothing is released, and the message says what a release without it does."""
@@ -111,7 +132,7 @@ def test_holder_that_no_worker_knows_is_not_killed(
     done = command(prefork, "release", key, "--yes", "--kill")
 
     assert done.exit_code == 1
-    assert "no worker says that it runs this task (1 worker answered)" in done.stderr
+    assert "no worker says that it runs this task in this process (1 " in done.stderr
     assert "Nothing was released." in done.stderr
     assert prefork.nodes.holders(key)
     prefork.finish(key, first)
