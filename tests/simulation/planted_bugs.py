@@ -403,7 +403,9 @@ def _memory_back_trusted() -> _Patches:
 
 
 def _eviction_overlooked() -> _Patches:
-    return _edited("", ("if evicted_keys() ~= state[7] then return true end", ""))
+    stats = "redis.call('INFO', 'stats')"
+    compared = f"if not string.find({stats}, counted, 1, true) then return true end"
+    return _edited("", (compared, ""))
 
 
 def _instant_ahead_believed() -> _Patches:

@@ -228,6 +228,17 @@ def test_reasons_tell_a_newcomer_from_a_node_that_has_restarted() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [(1, "does not vote yet"), (2, "is not confirmed by other nodes yet")],
+)
+def test_only_node_waits_for_no_other(nodes: int, why: str) -> None:
+    """A node alone in its deployment votes after its quarantine, by itself."""
+    ballot = ballot_of((Vote(VoteKind.UNSYNCED, value="1f"),) * nodes)
+
+    assert ballot.problems()[0] == f"node-0 {why}"
+
+
 def test_node_that_is_not_needed_is_not_called_silent() -> None:
     """The request was done without it, so its missing vote is no problem of it."""
     ballot = Ballot(["node-0", "node-1", "node-2"], lambda ballot: ballot.granted > 1)
