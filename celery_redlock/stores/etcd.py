@@ -24,10 +24,11 @@ etcd takes 128 comparisons at most. Where those would be too many, one compariso
 all that lies between several keys, in the order of their names: it may find a change
 of a key that is none of ours, and then the scripts run again.
 
-All members of the cluster are tried in turn. The run id is the id of the cluster: it is
-the same after members restart, because a majority of them has each commit on disk; a
-cluster that is made anew, also from a backup, has another one. A backup that is
-restored with the names, URLs and token of the old members keeps the id: do not do that.
+All members of the cluster are tried in turn, by a new connection first the one that has
+answered this process last. The run id is the id of the cluster: it is the same after
+members restart, because a majority of them has each commit on disk; a cluster that is
+made anew, also from a backup, has another one. A backup that is restored with the
+names, URLs and token of the old members keeps the id: do not do that.
 
 A key ends by the clock of the member that answers, which each reply tells in its header
 Date (RFC 9110), in whole seconds: see ``server_clock``. An etcd lease is no substitute:
@@ -45,7 +46,7 @@ import contextlib
 import math
 import os
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from celery_redlock.basics.backoff import jittered
@@ -130,6 +131,8 @@ class Etcd(CompareAndSwapStore):
 
     grants = "etcdctl role grant-permission redlock --prefix=true readwrite redlock/"
     empties = "etcdctl del --prefix redlock/"
+    # Cluster -> the member that a new connection of this process asks first.
+    _answered_last: ClassVar[dict[str, str]] = {}
 
     def __init__(self, url: str, timeout: float) -> None:
         parts = urlsplit(url)
@@ -138,6 +141,9 @@ class Etcd(CompareAndSwapStore):
         is_encrypted = parts.scheme == "etcds"
         tls = tls_of(files) if is_encrypted else None
         self._members = [EtcdMember(*one, timeout, tls) for one in members]
+        self._cluster = self.name_of(url)
+        first = self._answered_last.get(self._cluster)
+        self._members.sort(key=lambda member: member.name != first)
         self._token = ""
         self._swept_at = SYSTEM_CLOCK.monotonic()
         self._sweeps_from = _CELLS
@@ -610,19 +616,23 @@ class Etcd(CompareAndSwapStore):
             for _ in self._members:
                 member = self._members[0]
                 try:
-                    return member.ask(path, body, self._token, once=is_commit)
+                    reply = member.ask(path, body, self._token, once=is_commit)
                 except MemberError as error:
                     reason, failure = str(error), error
+                else:
+                    self._answered_last[self._cluster] = member.name
+                    return reply
                 for sign, words in _ALARMS.items():
                     if sign in reason:
                         raise StoreError(words)
                 if _is_refusal(reason) or (is_commit and failure.is_refused):
                     raise StoreError(f"refused the request: {reason}")
+                # If it is frozen, it costs a time limit each time.
+                self._members.append(self._members.pop(0))
                 if is_commit:
                     raise _NotKnown
                 is_up = is_up or failure.is_up
                 reasons[member.name] = reason
-                self._members.append(self._members.pop(0))
             if not is_up or SYSTEM_CLOCK.monotonic() > give_up_at:
                 raise StoreError(_without_answer(reasons))
             SYSTEM_CLOCK.sleep(jittered(_ELECTION_PAUSE, 0.0))

@@ -19,6 +19,7 @@ from celery_redlock.scripts import (
 from celery_redlock.stores import etcd
 from celery_redlock.stores.connection import StoreError
 from celery_redlock.stores.etcd import Etcd
+from celery_redlock.stores.etcd_member import EtcdMember
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
 from tests.harness.store_nodes import store_servers
 from tests.harness.tcp import proxies
@@ -498,6 +499,28 @@ def test_nothing_is_remembered_across_connections(
 
         assert requests_of(monkeypatch, store, act) == ["read", "read", "done"]
         assert replies == [None, 1]
+
+
+def test_member_that_freezes_is_asked_once(
+    member: StoreNode, proxy: Any, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs a process one time limit, and not one for each try and connection."""
+    frozen, asked = proxy.url.split("/")[2], list[str]()
+    url = f"etcd://{frozen},127.0.0.1:{member.port}"
+    ask = EtcdMember.ask
+
+    def noted(asks: EtcdMember, *args: Any, **options: Any) -> dict[str, Any]:
+        asked.append(asks.name)
+        return ask(asks, *args, **options)
+
+    with closing(Etcd(url, 3.0)) as store:
+        store.run([[b"SET", key.encode(), b"before"]])
+        monkeypatch.setattr(EtcdMember, "ask", noted)
+        proxy.hold_replies()
+        store.run([[b"SET", key.encode(), b"meanwhile"]])
+    with closing(Etcd(url, 3.0)) as later:
+        assert later.run([[b"GET", key.encode()]]) == [b"meanwhile"]
+    assert asked.count(frozen) == 1
 
 
 def test_grant_of_a_cluster_that_was_made_anew_does_not_count(
