@@ -237,6 +237,8 @@ class NodeReport:
     Attributes:
         status: Whether it votes.
         clock: Its clock.
+        silent_members: Why members of the cluster cannot be used, by name, if the node
+            is one.
         denied: Which of ``acl.COMMANDS`` and ``acl.OUR_KEYS`` it denies us.
         unknown: Which of ``acl.COMMANDS`` it does not know.
         foreign_keys: Names of some keys outside of our prefix.
@@ -247,6 +249,7 @@ class NodeReport:
 
     status: NodeStatus
     clock: ClockSample = ClockSample()
+    silent_members: Mapping[str, str] = field(default_factory=dict)
     denied: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     foreign_keys: tuple[str, ...] = ()
@@ -391,8 +394,12 @@ def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
     def visit(client: NodeClient) -> NodeReport:
         status = by_label[client.label]
         if "store" in status.info:  # it has no ACL of Redis, and no other keys
+            (address,) = redlock.addresses
+            silent = each_node(
+                address.members, lambda _: None, timeout=redlock.timing.connect_timeout
+            ).unseen
             clock = watch_clock(client, redlock.clock, span)
-            return NodeReport(status, clock=clock)
+            return NodeReport(status, clock=clock, silent_members=silent)
         foreign_keys, holders = _sample(client, redlock)
         report = NodeReport(
             status=status,

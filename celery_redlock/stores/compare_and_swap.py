@@ -87,6 +87,14 @@ class CompareAndSwapStore(Loader, StoreFacts, Protocol):
         return [host for host, _ in cls._servers(url)]
 
     @classmethod
+    def members_of(cls, url: str) -> dict[str, str]:
+        """Return the URL of each server alone, by its name; none if there is one."""
+        parts, servers = urlsplit(url), cls._servers(url)
+        login = "".join(parts.netloc.rpartition("@")[:2])
+        names = [f"{host}:{port}" for host, port in servers] if servers[1:] else []
+        return {one: parts._replace(netloc=login + one).geturl() for one in names}
+
+    @classmethod
     def _servers(cls, url: str) -> list[tuple[str, int]]:
         """Return host and port of all servers.
 

@@ -79,6 +79,10 @@ class Store(Protocol):
         """Return the hosts of all its servers; none for a unix socket."""
 
     @classmethod
+    def members_of(cls, url: str) -> dict[str, str]:
+        """Return the URL of each server alone, by its name; none if there is one."""
+
+    @classmethod
     def prepare(cls, url: str, timeout: float) -> None:
         """Make what the store needs for our keys, unless it is there.
 

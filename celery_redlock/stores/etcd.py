@@ -714,7 +714,7 @@ def _in_words(refusal: str) -> str:
 def _without_answer(reasons: Mapping[str, str]) -> str:
     """Return why no member did what it was asked for, of each if there are several."""
     if len(reasons) == 1:
-        return f"has no member that answers: {next(iter(reasons.values()))}"
+        return f"gives no answer: {next(iter(reasons.values()))}"
     told = ", ".join(f"{name} ({why})" for name, why in sorted(reasons.items()))
     return (
         f"has no member that answers: {told}; start the members that are down, and "

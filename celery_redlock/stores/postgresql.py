@@ -201,6 +201,11 @@ class PostgreSQL:
     hosts_of = staticmethod(postgresql_url.hosts_of)
 
     @classmethod
+    def members_of(cls, _url: str) -> dict[str, str]:
+        """Return none: of several hosts, one is the primary server."""
+        return {}
+
+    @classmethod
     def prepare(cls, url: str, timeout: float) -> None:
         """Make the table, unless it is there."""
         wait = max(2, round(timeout))

@@ -124,6 +124,14 @@ class NodeAddress:
         return [] if parts.scheme == "unix" else [parts.hostname or ""]
 
     @property
+    def members(self) -> list[NodeAddress]:
+        """Each member of a cluster that is a store; [] where there is one server."""
+        if not self.is_store:
+            return []
+        members = store_of(self.url).members_of(self.url.reveal())
+        return [NodeAddress(name, SecretUrl(url)) for name, url in members.items()]
+
+    @property
     def is_store(self) -> bool:
         """Whether it is a store, which decides alone, and not a Redis node."""
         return is_store(self.url)

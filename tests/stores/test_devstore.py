@@ -19,6 +19,7 @@ from celery_redlock.errors import (
 from celery_redlock.locks import renewal_schedule as schedule
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.locks.watchdog import Watchdog
+from celery_redlock.operations.doctor import diagnose
 from celery_redlock.testing import freeze
 from tests.harness.store_nodes import store_servers
 from tests.harness.waiting import until
@@ -58,6 +59,22 @@ def test_one_url_names_three_members(store: DevStore) -> None:
 
     assert {node.pid for node in store.nodes} == pids
     assert store.urls == [url]
+
+
+@pytest.mark.parametrize("store", CLUSTERS, indirect=True)
+def test_doctor_names_the_members_that_do_not_answer(store: DevStore) -> None:
+    """One that is frozen accepts connections, and the others grant locks."""
+    with closing(Redlock(store.urls, connect_timeout=2.0)) as redlock:
+        member = f"127.0.0.1:{store.nodes[1].port}"
+        expected = f"Node {redlock.labels[0]} has the member {member}, which "
+
+        def facts() -> list[str]:
+            found = diagnose(redlock, span=0.1)
+            return [it.fact for it in found if it.code == "unreachable"]
+
+        with freeze(store, 1):  # another member may have to be elected first
+            until(lambda: [one.startswith(expected) for one in facts()] == [True])
+        until(lambda: not facts())
 
 
 @pytest.mark.parametrize("store", CLUSTERS, indirect=True)

@@ -53,10 +53,24 @@ def unreachable(report: NodeReport, _: Case) -> Iterator[Finding]:
     reason = report.status.reason
     if report.status.state is NodeState.SILENT and not report.lacks_commands:
         fact, *advice = reason.split("; ", 1)
-        remedy = "".join(advice) or "start it, or check the network and the firewall"
+        remedy = "".join(advice) or _START
         if fact == "rejected the credentials":
             remedy = "correct its user and password in redlock_nodes"
         yield Finding("unreachable", WARNING, fact, as_sentence(remedy))
+
+
+@rule("Node")
+def unreachable_members(report: NodeReport, _: Case) -> Iterator[Finding]:
+    """Find members of a cluster that do not answer, while the others do."""
+    for name, reason in report.silent_members.items():
+        fact, *advice = reason.split("; ", 1)
+        remedy = as_sentence("".join(advice) or _START)
+        yield Finding(
+            "unreachable",
+            WARNING,
+            f"has the member {name}, which {fact}",
+            f"{remedy} Locks are granted while a majority of the members answers.",
+        )
 
 
 @rule("Node")
@@ -157,6 +171,7 @@ _REMOVED = (
     "A reconfiguration has removed it, and other nodes vote in the new configuration: "
     "set redlock_nodes to the new nodes, and shut this one down."
 )
+_START = "start it, or check the network and the firewall"
 _LOG = "Its log says why. It votes again as soon as it takes writes."
 # What the reason of a refusal to write has in it -> what to do.
 _WRITES = {
