@@ -16,6 +16,7 @@ import psycopg
 import pytest
 from celery import Celery, signals, states
 from celery.exceptions import Ignore, Reject
+from django.apps import apps
 from django.core.management import call_command
 from django.db import connections, transaction
 from django.test import override_settings
@@ -25,7 +26,7 @@ from sqlalchemy import NullPool, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from celery_redlock import ConfigurationError, LockLost, StaleFence
+from celery_redlock import ConfigurationError, LockLost, Outbox, StaleFence
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.contrib.sqlalchemy import current_session
@@ -81,11 +82,11 @@ class Starting:
 
 
 @contextlib.contextmanager
-def other_database(alias: str, url: str) -> Iterator[None]:
+def other_database(alias: str, url: str, **settings: Any) -> Iterator[None]:
     """Let Django have another database for a while."""
     of_sqlite = use_django(url)  # under the alias of its kind
     before = connections.settings[of_sqlite]
-    connections.settings[alias] = before
+    connections.settings[alias] = {**before, **settings}
     try:
         yield
     finally:
@@ -960,6 +961,38 @@ def test_migration_makes_the_table_and_works_with_naive_moments(
         again = worker.redeliver(job, id=worker.call_id)
 
     assert (first.result, again.result) == (1, 1)
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
+def test_moments_of_a_database_with_a_zone_of_its_own_are_read_in_it(
+    worker: Worker, tmp_path: Path, zone: str
+) -> None:
+    """A key counts for its hour, and a message has waited for no hours."""
+    with other_database("zoned", f"sqlite:///{tmp_path / 'zoned'}", TIME_ZONE=zone):
+        call_command("migrate", "celery_redlock", database="zoned", verbosity=0)
+        hour = timedelta(hours=1)
+        outbox = Outbox("zoned", app=worker.app)
+        runs: list[int] = []
+
+        @worker.task(
+            exactly_once_in="zoned", exactly_once_per="key", exactly_once_for=hour
+        )
+        def count() -> int:
+            runs.append(1)
+            return len(runs)
+
+        with transaction.atomic(using="zoned"):
+            outbox.send(count)
+            assert outbox.waiting().oldest < hour.total_seconds()
+            transaction.set_rollback(True, using="zoned")
+        within = [worker.run(count).result for _ in range(2)]
+        model = apps.get_model("celery_redlock", "CallRecord")
+        record = model.objects.using("zoned").get()
+        record.recorded_at -= hour
+        record.save()
+        after = worker.run(count).result
+
+    assert (within, after) == ([1, 1], 2)
 
 
 # -- Deleting old records ------------------------------------------------------------

@@ -8,20 +8,20 @@ this alias, and published by ``transaction.on_commit``.
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.db import connections, transaction
 from django.db.models import F, Min, Q
 
-from celery_redlock.contrib.django.records import DjangoRecords, as_moment
+from celery_redlock.contrib.django.records import DjangoRecords, as_moment, in_utc
 from celery_redlock.effects.call_records import now
 from celery_redlock.effects.outbox import OutboxMessage
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from datetime import datetime
 
 _FIELDS = [field.name for field in fields(OutboxMessage)]
 
@@ -122,7 +122,7 @@ class DjangoMessages:
         """Return how many messages there are, and when the oldest one was written."""
         rows = self._rows()
         oldest = rows.aggregate(oldest=Min("written_at"))["oldest"]
-        return rows.count(), oldest and oldest.replace(tzinfo=timezone.utc)
+        return rows.count(), oldest and in_utc(oldest)
 
     def _rows(self) -> Any:
         model = apps.get_model("celery_redlock", "OutboxMessage")
@@ -148,5 +148,4 @@ class _AfterCommit:
 
 
 def _message(row: dict[str, Any]) -> OutboxMessage:
-    written_at = row["written_at"].replace(tzinfo=timezone.utc)
-    return OutboxMessage(**{**row, "written_at": written_at})
+    return OutboxMessage(**{**row, "written_at": in_utc(row["written_at"])})

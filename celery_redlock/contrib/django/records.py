@@ -167,8 +167,8 @@ class DjangoRecords:
         found = rows.values().first()
         if found is None:
             return None
-        for name in _MOMENTS:  # naive ones are in UTC, too: see `as_moment`
-            found[name] = found[name].replace(tzinfo=timezone.utc)
+        for name in _MOMENTS:
+            found[name] = in_utc(found[name])
         return CallRecord(**found)
 
     def _refuse_missing_table(self, error: BaseException) -> None:
@@ -190,6 +190,17 @@ def _as_stored(values: dict[str, Any]) -> dict[str, Any]:
 def as_moment(moment: datetime) -> datetime:
     """Return a moment in UTC as Django stores it: with a zone only if USE_TZ is on."""
     return moment if settings.USE_TZ else moment.replace(tzinfo=None)
+
+
+def in_utc(stored: datetime) -> datetime:
+    """Return a moment that Django has read, in UTC.
+
+    A naive one was written in UTC by `as_moment`. Others have the zone of their
+    database, which is ``TIME_ZONE`` in ``DATABASES``.
+    """
+    if stored.tzinfo is None:
+        return stored.replace(tzinfo=timezone.utc)
+    return stored.astimezone(timezone.utc)
 
 
 def _refuse_end(
