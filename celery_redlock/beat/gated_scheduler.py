@@ -275,6 +275,8 @@ class GatedScheduler(_Base):
             due = now
         self.term.record.note({entry.name: due})
         self._deferred.pop(entry.name, None)
+        if inner_schedulers.runs_once(entry) and self.term.lasts():
+            self._do_sync()  # the next leader would send its next slot
 
     def _defer(self, entry: ScheduleEntry) -> None:
         """Keep an entry for a later tick. The next leader sends it if the term ends."""

@@ -5,8 +5,9 @@ scheduler                keeps last runs in  adapter
 =======================  ==================  =====================================
 ``Scheduler``            memory              none
 ``PersistentScheduler``  a file of its own   none; the file may be old
-``DatabaseScheduler``    a row that it       saves a corrected last run; discards
-(django-celery-beat)     writes later        unsaved rows when the term is lost
+``DatabaseScheduler``    a row that it       saves a corrected last run, and a run
+(django-celery-beat)     writes later        of a one-off entry at once; discards
+                                             unsaved rows when the term is lost
 ``RedBeatScheduler``     a key, at once      saves a corrected last run; disables
                                              the lock of RedBeat
 =======================  ==================  =====================================
@@ -116,6 +117,11 @@ def set_last_run(scheduler: Scheduler, entry: ScheduleEntry, instant_us: int) ->
     if hasattr(entry, "model"):  # django-celery-beat
         entry.model.last_run_at = when
         scheduler._dirty.add(entry.name)  # noqa: SLF001  (it has no other way)
+
+
+def runs_once(entry: ScheduleEntry) -> bool:
+    """Tell whether an entry ends when its scheduler has saved that it ran."""
+    return bool(getattr(getattr(entry, "model", None), "one_off", False))
 
 
 def discard(scheduler: Scheduler) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery.beat import PersistentScheduler, Scheduler
-from celery.schedules import crontab
+from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
+from celery.schedules import crontab, schedstate
 
 from celery_redlock.beat import RedlockScheduler
 from celery_redlock.testing import SignalRecorder
 from tests.unit.beat.support import (
+    HOUR,
     MINUTE,
     TTL,
     RecordingPersistentScheduler,
@@ -247,6 +249,48 @@ def test_scheduler_of_the_project_saves_while_it_leads(site: Site) -> None:
     assert len(saved) == first  # on the real clock, no three minutes have passed
     beat.stop()
     assert len(saved) == first + 1
+
+
+def test_entry_that_runs_once_is_not_sent_again_by_the_next_leader(
+    site: Site,
+) -> None:
+    """Django's scheduler writes its rows every three minutes; a killed leader none."""
+    ran: dict[str, int] = {}
+
+    class Row(SimpleNamespace):
+        one_off = True
+
+    class OneOff(ScheduleEntry):
+        @property
+        def model(self) -> Row:
+            return Row(total_run_count=self.total_run_count)
+
+        def is_due(self) -> schedstate:
+            if max(ran.get(self.name, 0), self.total_run_count):
+                return schedstate(is_due=False, next=HOUR)
+            return super().is_due()
+
+    class InDatabase(RecordingScheduler):
+        Entry = OneOff
+
+        def setup_schedule(self) -> None:
+            self._dirty = set[str]()
+            super().setup_schedule()
+
+        def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
+            self._dirty.add(entry.name)
+            return super().reserve(entry)
+
+        def sync(self) -> None:
+            ran.update(dict.fromkeys(self._dirty, 1))
+            self._dirty.clear()
+
+    first = site.start(beat_scheduler=InDatabase)
+    run(MINUTE, first)
+    first.kill()
+    run(3 * MINUTE, site.start(beat_scheduler=InDatabase))
+
+    assert site.dues() == ["12:01:00"]
 
 
 def test_scheduler_of_the_project_does_not_save_after_its_term(site: Site) -> None:
