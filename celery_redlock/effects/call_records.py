@@ -74,6 +74,17 @@ class CallRecord:
         return mine == (other.id, other.task_id, other.fence, other.recorded_at)
 
 
+def in_utc(stored: datetime) -> datetime:
+    """Return a moment that a database has returned, in UTC.
+
+    A naive one was stored in UTC. Others have the zone of their connection: in Django
+    that of ``DATABASES``, in SQLAlchemy that of the server.
+    """
+    if stored.tzinfo is None:
+        return stored.replace(tzinfo=timezone.utc)
+    return stored.astimezone(timezone.utc)
+
+
 class RecordStore(Protocol):
     """The records in one database. It may be used by several threads at once."""
 

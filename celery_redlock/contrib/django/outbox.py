@@ -14,8 +14,8 @@ from django.apps import apps
 from django.db import connections, transaction
 from django.db.models import F, Min, Q
 
-from celery_redlock.contrib.django.records import DjangoRecords, as_moment, in_utc
-from celery_redlock.effects.call_records import now
+from celery_redlock.contrib.django.records import DjangoRecords, as_moment
+from celery_redlock.effects.call_records import in_utc, now
 from celery_redlock.effects.outbox import OutboxMessage
 from celery_redlock.errors import ConfigurationError
 

@@ -12,7 +12,6 @@ import contextlib
 import re
 import sys
 from dataclasses import asdict
-from datetime import timezone
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
@@ -30,6 +29,7 @@ from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.effects.call_records import (
     CallRecord,
     RecordTaken,
+    in_utc,
     is_in_transaction,
 )
 from celery_redlock.errors import ConfigurationError
@@ -190,17 +190,6 @@ def _as_stored(values: dict[str, Any]) -> dict[str, Any]:
 def as_moment(moment: datetime) -> datetime:
     """Return a moment in UTC as Django stores it: with a zone only if USE_TZ is on."""
     return moment if settings.USE_TZ else moment.replace(tzinfo=None)
-
-
-def in_utc(stored: datetime) -> datetime:
-    """Return a moment that Django has read, in UTC.
-
-    A naive one was written in UTC by `as_moment`. Others have the zone of their
-    database, which is ``TIME_ZONE`` in ``DATABASES``.
-    """
-    if stored.tzinfo is None:
-        return stored.replace(tzinfo=timezone.utc)
-    return stored.astimezone(timezone.utc)
 
 
 def _refuse_end(

@@ -38,10 +38,9 @@ from sqlalchemy.schema import BLANK_SCHEMA
 
 from celery_redlock.contrib.sqlalchemy.records import (
     SqlAlchemyRecords,
-    in_utc,
     open_session,
 )
-from celery_redlock.effects.call_records import now
+from celery_redlock.effects.call_records import in_utc, now
 from celery_redlock.effects.outbox import OutboxMessage
 from celery_redlock.errors import ConfigurationError
 

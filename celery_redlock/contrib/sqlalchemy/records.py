@@ -21,7 +21,6 @@ import contextlib
 import logging
 from contextvars import ContextVar
 from dataclasses import asdict, fields
-from datetime import timezone
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import (
@@ -48,6 +47,7 @@ from sqlalchemy.schema import BLANK_SCHEMA
 from celery_redlock.effects.call_records import (
     CallRecord,
     RecordTaken,
+    in_utc,
     is_in_transaction,
 )
 from celery_redlock.errors import ConfigurationError
@@ -292,13 +292,6 @@ def _find(session: Session, record_id: str) -> CallRecord | None:
     for name in ("recorded_at", "keep_until"):
         found[name] = in_utc(found[name])
     return CallRecord(**found)
-
-
-def in_utc(moment: datetime) -> datetime:
-    """Return a moment that was stored, in UTC."""
-    if moment.tzinfo is None:  # SQLite stores no zone
-        return moment.replace(tzinfo=timezone.utc)
-    return moment.astimezone(timezone.utc)
 
 
 def _refuse_missing_table(session: Session, error: Exception) -> None:
