@@ -47,9 +47,8 @@ if TYPE_CHECKING:
 
     from celery_redlock.stores.keyspace import Changes
     from celery_redlock.stores.needs import Needs
-    from celery_redlock.stores.postgresql_statements import Columns
+    from celery_redlock.stores.postgresql_statements import Columns, Said
 
-    _Said: TypeAlias = tuple[bytes, bytes, bytes | None, bytes | None]
     _Part: TypeAlias = tuple[bytes, frozenset[bytes]]
 
 _MOST_LOCKS = 10_000
@@ -99,12 +98,14 @@ class Assumption(NamedTuple):
 
     Attributes:
         keys: The keyspace on which they run.
-        columns: Cells, as `columns_of` returns them.
+        own: The cells of locks.
+        states: Cells that decide whether the node votes, as `columns_of` returns them.
         below: Cells that are absent, or a number that is lower than this.
     """
 
     keys: AssumedKeyspace
-    columns: list[Columns]
+    own: list[Said]
+    states: list[Columns]
     below: dict[tuple[bytes, bytes], bytes]
 
     def note_counters(self, stripes: Mapping[bytes, set[bytes]]) -> None:
@@ -135,7 +136,8 @@ class Assumption(NamedTuple):
         if self.keys.is_timed:
             now_us = self.keys.now_us()
             times = now_us, now_us + _MOST_LATE_US
-        return Assumed(place, process, *times, self.columns, self.below)
+        below = [(*at, None, None, number) for at, number in self.below.items()]
+        return Assumed(place, process, *times, [*self.own, *below], self.states)
 
 
 class _State(NamedTuple):
@@ -173,27 +175,27 @@ class Memory:
         if needs.names - needs.own - needs.rare:
             return None
         cells: list[Cell] = []
-        own: list[_Said] = []
+        own: list[Said] = []
         for name in needs.names:
             if value := self.locks.get(name):
                 cells.append(Cell(name, HEAD, STRING, value, None, None))
-                own.append((name, HEAD, _STRING, value))
+                own.append((name, HEAD, _STRING, value, None))
             else:
-                own.append((name, HEAD, None, None))
-        columns = [columns_of(own)]
+                own.append((name, HEAD, None, None, None))
+        states = []
         for part in needs.states.items():
             state = self._states.get(part) or self._state(*part)
             if state is None:
                 return None
             cells += state.cells
-            columns.append(state.assumed)
+            states.append(state.assumed)
         time = self._clock.read(SYSTEM_CLOCK.monotonic())
         is_exact = time.latest_us - time.earliest_us < _MOST_LATE_US
         keys = AssumedKeyspace(
             run_id=run_id + self.place, now_us=time.earliest_us if is_exact else None
         )
         keys.enter(needs.names, cells, needs.fields)
-        return Assumption(keys, columns, {})
+        return Assumption(keys, own, states, {})
 
     def read(self, needs: Needs, cells: Iterable[Cell]) -> None:
         """Remember the cells that were read, all that are needed."""
@@ -217,10 +219,12 @@ class Memory:
         if not self._fields.get(places[0]) or not self._fields.keys() >= set(places):
             return None
         cells = [cell for place in places if (cell := self._fields[place])]
-        said: list[_Said] = [
-            (cell.name, cell.field, cell.kind.encode(), cell.value) for cell in cells
+        said: list[Said] = [
+            (cell.name, cell.field, cell.kind.encode(), cell.value, None)
+            for cell in cells
         ]
-        said += [(*place, None, None) for place in places if not self._fields[place]]
+        absent = [place for place in places if not self._fields[place]]
+        said += [(*place, None, None, None) for place in absent]
         return self._states.setdefault((name, fields), _State(cells, columns_of(said)))
 
     def told(self, now_us: int, place: bytes, sent_at: float) -> None:

@@ -11,12 +11,11 @@ after its length. Source: the functions ``array_recv``, ``int8send`` and ``float
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import struct
 from functools import lru_cache
 from selectors import EVENT_READ, EVENT_WRITE
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from psycopg import Error, OperationalError, errors
 from psycopg.pq import ConnStatus, ExecStatus, Format
@@ -25,7 +24,7 @@ from celery_redlock.stores.keyspace import Cell
 from celery_redlock.stores.postgresql_table import TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from psycopg import Connection
     from psycopg.pq.abc import PGresult
@@ -47,7 +46,7 @@ _NOW = (
     "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us, 't' || "  # noqa: S608
     "CASE WHEN pg_is_in_recovery() THEN '' "
     "ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END || 'r' || "
-    f"to_regclass('{TABLE}')::oid AS place, pg_backend_pid() AS process"
+    f"'{TABLE}'::regclass::oid AS place, pg_backend_pid() AS process"
 )
 
 
@@ -140,13 +139,17 @@ _TEXTS = {
 _BOOL, _BYTEA, _INT8, _TEXT, _FLOAT8 = 16, 17, 20, 25, 701  # oids of types
 _HEADER, _DOUBLE = struct.Struct("!5i"), struct.Struct("!d")
 # In arrays: a length and a value, the length of bytes, and that of no value.
-_ELEMENTS = {
-    _BOOL: struct.Struct("!i?"),
-    _INT8: struct.Struct("!iq"),
-    _FLOAT8: struct.Struct("!id"),
+_SIZES = {
+    _BOOL: (1, struct.Struct("!i?").pack),
+    _INT8: (8, struct.Struct("!iq").pack),
+    _FLOAT8: (8, struct.Struct("!id").pack),
 }
 _ASSUMED = _BYTEA, _BYTEA, _TEXT, _BYTEA, _BYTEA
-_LENGTH, _NULL = struct.Struct("!i"), b"\xff\xff\xff\xff"
+_LENGTH, _NULL = struct.Struct("!i").pack, b"\xff\xff\xff\xff"
+# Plain numbers: to look up the member of an enumeration takes longer than to compare.
+_BINARY, _OK = int(Format.BINARY), int(ConnStatus.OK)
+_SYNC, _ERROR = int(ExecStatus.PIPELINE_SYNC), int(ExecStatus.FATAL_ERROR)
+_TOLD_BY = _ERROR, int(ExecStatus.TUPLES_OK)
 _NAMES = {
     name: f"redlock_{number}".encode() for number, name in enumerate(sorted(_TEXTS))
 }
@@ -196,11 +199,9 @@ class Statements:
             psycopg.Error: The first error. The server has skipped the steps after it.
         """
         self._pg.enter_pipeline_mode()
+        send = self._pg.send_query_prepared
         for statement, values in steps:
-            formats = [Format.BINARY] * len(values)
-            self._pg.send_query_prepared(
-                _NAMES[statement], values, formats, Format.BINARY
-            )
+            send(_NAMES[statement], values, [_BINARY] * len(values), _BINARY)
         return (yield from self._results())
 
     def _results(self) -> Waits[list[PGresult]]:
@@ -211,17 +212,19 @@ class Statements:
         except Error as error:
             lost = error
         finally:
-            with contextlib.suppress(Error):
+            try:  # noqa: SIM105  (quicker than a context manager)
                 self._pg.exit_pipeline_mode()
+            except Error:
+                pass
         for result in results:  # also if the server told why it closes the connection
-            if result.status == ExecStatus.FATAL_ERROR:
+            if result.status == _ERROR:
                 raise errors.error_from_result(result, "utf-8")
         if lost:
             raise lost
-        return [one for one in results if one.status == ExecStatus.TUPLES_OK]
+        return results
 
     def _collect(self, results: list[PGresult]) -> Waits[None]:
-        """Send what is left, and add the results of the round trip."""
+        """Send what is left, and add the results with rows, or with an error."""
         pg = self._pg
         pg.pipeline_sync()
         while pg.flush():
@@ -232,10 +235,12 @@ class Statements:
                 yield EVENT_READ
                 pg.consume_input()
             if result := pg.get_result():
-                if result.status == ExecStatus.PIPELINE_SYNC:
+                status = result.status
+                if status == _SYNC:
                     return
-                results.append(result)
-            elif pg.status != ConnStatus.OK:  # else it is between two results
+                if status in _TOLD_BY:
+                    results.append(result)
+            elif pg.status != _OK:  # else it is between two results
                 raise OperationalError("the connection is lost")
 
 
@@ -247,10 +252,9 @@ def lock(needs: Needs) -> Statement:
     numbers = dict.fromkeys(map(hash_of, needs.shared), True)
     numbers |= dict.fromkeys(map(hash_of, needs.exclusive), False)
     order = sorted(numbers)
-    are_shared = [numbers[number] for number in order]
     return Statement(
         "lock and commit late" if needs.may_be_late else "lock",
-        (_numbers(_INT8, order), _numbers(_BOOL, are_shared)),
+        (_numbers(_INT8, order), _numbers(_BOOL, [*map(numbers.get, order)])),
     )
 
 
@@ -266,20 +270,25 @@ def hash_of(name: bytes) -> int:
 
 def read(names: Iterable[bytes]) -> Statement:
     """Read all rows of keys."""
-    return Statement("read", (_array(names),))
+    return Statement("read", (_array([*names]),))
 
 
 def read_fields(name: bytes, fields: Iterable[bytes]) -> Statement:
     """Read some rows of a key."""
-    return Statement("read fields", (name, _array(fields)))
+    return Statement("read fields", (name, _array([*fields])))
+
+
+Said: TypeAlias = tuple[bytes, bytes, bytes | None, bytes | None, bytes | None]
+"""What is assumed of a cell: its name and field, then its kind and value (None: there
+is no such cell), or None and None and a number: it is absent, or a number below it."""
 
 
 class Columns(NamedTuple):
-    """Cells, as the elements of an array for each column.
+    """Cells, as the elements of an array for each column of `Said`.
 
     Attributes:
         cells: How many there are.
-        elements: Of their names, fields, kinds and values.
+        elements: Of the columns.
     """
 
     cells: int
@@ -294,28 +303,21 @@ class Assumed(NamedTuple):
         process: The process of the server.
         earliest_us: The server's clock shows this or later.
         latest_us: It shows this or earlier.
-        columns: Cells, as `columns_of` has returned them.
-        below: Cells that are absent, or a number that is lower than this.
+        cells: Some cells, one at least.
+        states: More of them, as `columns_of` has returned them.
     """
 
     place: bytes
     process: int
     earliest_us: int
     latest_us: int
-    columns: Sequence[Columns]
-    below: Mapping[tuple[bytes, bytes], bytes]
+    cells: Sequence[Said]
+    states: Sequence[Columns]
 
 
-def columns_of(
-    cells: Sequence[tuple[bytes, bytes, bytes | None, bytes | None]],
-) -> Columns:
-    """Return cells as `Assumed` has them.
-
-    Args:
-        cells: Name, field, kind and value of each; None: there is no such cell.
-    """
-    columns = zip(*cells, strict=True) if cells else [()] * 4
-    return Columns(len(cells), [*map(_elements, columns)])
+def columns_of(cells: Sequence[Said]) -> Columns:
+    """Return cells as `Assumed` has them."""
+    return Columns(len(cells), [*map(_elements, zip(*cells, strict=True))])
 
 
 def change(so: Assumed, changes: Changes, *, extends: bool) -> Statement:
@@ -329,20 +331,19 @@ def change(so: Assumed, changes: Changes, *, extends: bool) -> Statement:
             from now.
         extends: Whether nothing but the ends of locks is written.
     """
-    parts = [*so.columns, columns_of([(*place, None, None) for place in so.below])]
-    count = sum(part.cells for part in parts)
+    parts = [columns_of(so.cells), *so.states]
+    count = sum([part.cells for part in parts])
     columns = zip(*[part.elements for part in parts], strict=True)
-    below = _NULL * (count - len(so.below)), _elements(so.below.values())
     given = (
         *(so.place, so.process.to_bytes(4, "big")),
-        *(_bigint(so.earliest_us), _bigint(so.latest_us)),
+        *(so.earliest_us.to_bytes(8, "big"), so.latest_us.to_bytes(8, "big")),
         *[
-            _header(kind, count) + b"".join(column)
-            for kind, column in zip(_ASSUMED, [*columns, below], strict=True)
+            _HEADER.pack(1, 1, kind, count, 1) + b"".join(column)
+            for kind, column in zip(_ASSUMED, columns, strict=True)
         ],
     )
     if changes.wiped:
-        return Statement("wipe if", (*given, _array(changes.wiped)))
+        return Statement("wipe if", (*given, _array([*changes.wiped])))
     if extends:
         names, fields = zip(*changes.written, strict=True)
         ends = [cell.expires_at_ms for cell in changes.written.values()]
@@ -355,7 +356,7 @@ def write(changes: Changes) -> list[Statement]:
     """Write changes, and send the messages when the transaction ends."""
     steps = []
     if changes.wiped:
-        steps.append(Statement("wipe", (_array(changes.wiped),)))
+        steps.append(Statement("wipe", (_array([*changes.wiped]),)))
     if changes.removed:
         names, fields = zip(*changes.removed, strict=True)
         places = _array(names), _array(fields)
@@ -444,34 +445,23 @@ def listen_name(channel: bytes) -> str:
 # -- values in binary form ------------------------------------------------------------
 
 
-def _bigint(number: int) -> bytes:
-    return number.to_bytes(8, "big", signed=True)
-
-
 def _number(data: bytes | None) -> int | None:
     return None if data is None else int.from_bytes(data, "big", signed=True)
 
 
-def _array(values: Iterable[bytes | None], kind: int = _BYTEA) -> bytes:
-    """Return an array of bytes, or of texts."""
-    values = [*values]
-    return _header(kind, len(values)) + _elements(values)
+def _array(values: Sequence[bytes | None], kind: int = _BYTEA) -> bytes:
+    """Return an array of bytes, or of texts: one dimension from 1, maybe with NULLs."""
+    return _HEADER.pack(1, 1, kind, len(values), 1) + _elements(values)
 
 
 def _numbers(kind: int, values: Sequence[float | None]) -> bytes:
     """Return an array of a type of one size."""
-    element, size = _ELEMENTS[kind].pack, _ELEMENTS[kind].size - _LENGTH.size
-    elements = [_NULL if one is None else element(size, one) for one in values]
-    return _header(kind, len(values)) + b"".join(elements)
-
-
-def _header(kind: int, count: int) -> bytes:
-    """Return the start of an array: one dimension from 1, which may have NULLs."""
-    return _HEADER.pack(1, 1, kind, count, 1)
+    size, pack = _SIZES[kind]
+    elements = [_NULL if one is None else pack(size, one) for one in values]
+    return _HEADER.pack(1, 1, kind, len(values), 1) + b"".join(elements)
 
 
 def _elements(values: Iterable[bytes | None]) -> bytes:
-    length = _LENGTH.pack
     return b"".join(
-        [_NULL if one is None else length(len(one)) + one for one in values]
+        [_NULL if one is None else _LENGTH(len(one)) + one for one in values]
     )

@@ -342,11 +342,8 @@ class _Listening:
 
 def _command_of(request: ScriptRequest | ScriptLoad) -> Command:
     script, keys, args = request.call
-    return [
-        *(b"EVALSHA", script.sha.encode(), b"%d" % len(keys)),
-        *[_word(one) for one in keys],
-        *[_word(one) for one in args],
-    ]
+    words = [one.encode() if type(one) is str else _word(one) for one in (*keys, *args)]
+    return [b"EVALSHA", script.sha.encode(), b"%d" % len(keys), *words]
 
 
 def _word(part: Any) -> bytes:
