@@ -28,6 +28,7 @@ the pool that ran no script. An exception of a store passes through Lua as it is
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from lupa import lua51
@@ -79,16 +80,21 @@ setmetatable(globals, {
   end,
 })
 
--- Return a function that runs a script. It returns the number of items of a list, then
--- the items; of another reply, or of a long list, -1 and the reply.
+-- Return a function that runs a script on KEYS and ARGV, or, if they are few, on the
+-- number of keys and all words. It returns the number of items of a list, then the
+-- items; of another reply, or of a long list, -1 and the reply.
 return function(source, name)
   source = 'return function(KEYS, ARGV) ' .. source .. '\\nend'
   local script = setfenv(assert(loadstring(source, name)), globals)()
-  return function(KEYS, ARGV)
+  return function(KEYS, ARGV, ...)
+    if type(KEYS) == 'number' then
+      local count, words = KEYS, {ARGV, ...}
+      KEYS, ARGV = {unpack(words, 1, count)}, {unpack(words, count + 1)}
+    end
     local reply, length = script(KEYS, ARGV), 0
     if type(reply) ~= 'table' or reply.err or reply.ok then return -1, reply end
     while reply[length + 1] ~= nil do length = length + 1 end
-    if length > 200 then return -1, reply end
+    if length > 200 then return -1, reply end -- Lua has room for more on its stack
     return length, unpack(reply, 1, length)
   end
 end
@@ -100,6 +106,7 @@ _COMMANDS = (
     *("publish", "info"),
 )
 _LISTS = ("time", "mget", "hmget", "zpopmin", "zrevrange", "zrangebyscore")
+_FEW = 200  # words
 _MOST = 2**63 - 1  # of an integer reply
 
 
@@ -175,13 +182,16 @@ class _LuaRuntime:
             compiled = self._compiled[script.sha] = self._compile(source, name)
         self._keys = keyspace
         try:
-            reply = compiled(self._table(keys), self._table(args))
+            if len(keys) + len(args) <= _FEW:  # to make a table here takes longer
+                reply = compiled(len(keys), *keys, *args)
+            else:
+                reply = compiled(self._table(keys), self._table(args))
         finally:
             del self._keys
         if not isinstance(reply, tuple):
             return []
         length, *items = reply
-        return _reply(items[0]) if length < 0 else [_reply(item) for item in items]
+        return _reply(items[0]) if length < 0 else [*map(_reply, items)]
 
     def _pcall(self, name: bytes, *words: Any) -> Any:
         try:
@@ -227,7 +237,7 @@ class _LuaRuntime:
 
     def _hmget(self, name: bytes, *fields: bytes) -> tuple[Any, ...]:
         found = self._keys.hgetall(name).get
-        return tuple([found(field, False) for field in fields])  # noqa: FBT003  (nil)
+        return tuple(map(found, fields, repeat(False)))  # noqa: FBT003  (nil)
 
     def _hgetall(self, name: bytes) -> Any:
         pairs = self._keys.hgetall(name).items()
@@ -317,9 +327,11 @@ class _LuaRuntime:
         """Return what the scripts look for in this section."""
         started_ms = self._keys.proven_start_ms()
         if section == b"server":
-            run_id, now_ms = self._keys.run_id, self._keys.now_us() // 1000
-            uptime = 0 if started_ms is None else (now_ms - started_ms) // 1000
-            return b"run_id:%b\r\nuptime_in_seconds:%d\r\n" % (run_id, uptime)
+            uptime = 0
+            if started_ms is not None:
+                uptime = (self._keys.now_us() // 1000 - started_ms) // 1000
+            names = self._keys.run_id, uptime
+            return b"run_id:%b\r\nuptime_in_seconds:%d\r\n" % names
         if section == b"replication":
             offset = 0 if self._keys.may_be_copy() else -1
             return b"role:master\r\nmaster_replid:%b\r\nsecond_repl_offset:%d\r\n" % (
@@ -359,7 +371,7 @@ def _integer(value: Any) -> int:
 
 def _reply(value: Any) -> Any:
     """Return a reply of a script, as a server sends it."""
-    if isinstance(value, bytes):
+    if isinstance(value, bytes) or (type(value) is int and -_MOST <= value <= _MOST):
         return value
     if value is None or value is False:
         return None

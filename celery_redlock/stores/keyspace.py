@@ -242,11 +242,12 @@ class StoreKeyspace(Keyspace):
     def delete(self, name: bytes) -> bool:
         """Delete a key of any type; tell whether it was there."""
         entry = self._at(name)
+        if entry is None and name not in self._stale:
+            return False
         members = entry.members if entry else ()
-        for field_ in (HEAD, *(_MEMBER + member for member in members)):
+        for field_ in (HEAD, *[_MEMBER + member for member in members]):
             self.changes.written.pop((name, field_), None)
-        if entry or name in self._stale:
-            self.changes.wiped.add(name)
+        self.changes.wiped.add(name)
         self._entries[name] = None
         self._stale.discard(name)
         self._parts.discard(name)
