@@ -33,13 +33,13 @@ as on the general way. The ends of locks are counted by the server.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.scripts.keyspace import STRING
 from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
 from celery_redlock.stores.keyspace import HEAD, Cell, StoreKeyspace
-from celery_redlock.stores.postgresql_statements import Assumed, columns_of
+from celery_redlock.stores.postgresql_statements import NULL, Assumed, element, elements
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 
     from celery_redlock.stores.keyspace import Changes
     from celery_redlock.stores.needs import Needs
-    from celery_redlock.stores.postgresql_statements import Columns, Said
+    from celery_redlock.stores.postgresql_statements import Said
 
     _Part: TypeAlias = tuple[bytes, frozenset[bytes]]
 
 _MOST_LOCKS = 10_000
 _MOST_LATE_US = 1_000_000
-_STRING = STRING.encode()
+_HEAD, _STRING = element(HEAD), element(STRING.encode())
 _ALWAYS = 0, 2**63 - 1
 
 
@@ -98,14 +98,14 @@ class Assumption(NamedTuple):
 
     Attributes:
         keys: The keyspace on which they run.
-        own: The cells of locks.
-        states: Cells that decide whether the node votes, as `columns_of` returns them.
+        cells: The number of the cells in `said`.
+        said: What is assumed of locks, and of cells that decide about a vote.
         below: Cells that are absent, or a number that is lower than this.
     """
 
     keys: AssumedKeyspace
-    own: list[Said]
-    states: list[Columns]
+    cells: int
+    said: list[Said]
     below: dict[tuple[bytes, bytes], bytes]
 
     def note_counters(self, stripes: Mapping[bytes, set[bytes]]) -> None:
@@ -136,15 +136,20 @@ class Assumption(NamedTuple):
         if self.keys.is_timed:
             now_us = self.keys.now_us()
             times = now_us, now_us + _MOST_LATE_US
-        below = [(*at, None, None, number) for at, number in self.below.items()]
-        return Assumed(place, process, *times, [*self.own, *below], self.states)
+        below = [
+            (element(name), element(field), NULL, NULL, element(number))
+            for (name, field), number in self.below.items()
+        ]
+        said = [*self.said, *below]
+        return Assumed(place, process, *times, self.cells + len(below), said)
 
 
 class _State(NamedTuple):
-    """The cells of a part of a hash that are there, and what is assumed of all."""
+    """The cells of a part of a hash that are there; the number of all, and the rest."""
 
-    cells: list[Cell]
-    assumed: Columns
+    found: list[Cell]
+    cells: int
+    said: Said
 
 
 class Memory:
@@ -175,27 +180,28 @@ class Memory:
         if needs.names - needs.own - needs.rare:
             return None
         cells: list[Cell] = []
-        own: list[Said] = []
+        said: list[Said] = []
         for name in needs.names:
             if value := self.locks.get(name):
                 cells.append(Cell(name, HEAD, STRING, value, None, None))
-                own.append((name, HEAD, _STRING, value, None))
+                said.append((element(name), _HEAD, _STRING, element(value), NULL))
             else:
-                own.append((name, HEAD, None, None, None))
-        states = []
+                said.append((element(name), _HEAD, NULL, NULL, NULL))
+        count = len(said)
         for part in needs.states.items():
             state = self._states.get(part) or self._state(*part)
             if state is None:
                 return None
-            cells += state.cells
-            states.append(state.assumed)
+            cells += state.found
+            count += state.cells
+            said.append(state.said)
         time = self._clock.read(SYSTEM_CLOCK.monotonic())
         is_exact = time.latest_us - time.earliest_us < _MOST_LATE_US
         keys = AssumedKeyspace(
             run_id=run_id + self.place, now_us=time.earliest_us if is_exact else None
         )
         keys.enter(needs.names, cells, needs.fields)
-        return Assumption(keys, own, states, {})
+        return Assumption(keys, count, said, {})
 
     def read(self, needs: Needs, cells: Iterable[Cell]) -> None:
         """Remember the cells that were read, all that are needed."""
@@ -218,14 +224,15 @@ class Memory:
         places = _places(name, fields)
         if not self._fields.get(places[0]) or not self._fields.keys() >= set(places):
             return None
-        cells = [cell for place in places if (cell := self._fields[place])]
-        said: list[Said] = [
-            (cell.name, cell.field, cell.kind.encode(), cell.value, None)
-            for cell in cells
-        ]
-        absent = [place for place in places if not self._fields[place]]
-        said += [(*place, None, None, None) for place in absent]
-        return self._states.setdefault((name, fields), _State(cells, columns_of(said)))
+        cells = [self._fields[place] for place in places]
+        said: Any = (
+            *map(elements, zip(*places, strict=True)),
+            elements([cell and cell.kind.encode() for cell in cells]),
+            elements([cell and cell.value for cell in cells]),
+            NULL * len(cells),
+        )
+        state = _State([cell for cell in cells if cell], len(cells), said)
+        return self._states.setdefault((name, fields), state)
 
     def told(self, now_us: int, place: bytes, sent_at: float) -> None:
         """Remember what the server has told in reply to what was sent then."""

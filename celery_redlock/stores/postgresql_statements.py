@@ -137,7 +137,7 @@ _TEXTS = {
     "LIMIT $1::int FOR UPDATE SKIP LOCKED)",
 }
 _BOOL, _BYTEA, _INT8, _TEXT, _FLOAT8 = 16, 17, 20, 25, 701  # oids of types
-_HEADER, _DOUBLE = struct.Struct("!5i"), struct.Struct("!d")
+_HEADER, _DOUBLE = struct.Struct("!5i").pack, struct.Struct("!d")
 # In arrays: a length and a value, the length of bytes, and that of no value.
 _SIZES = {
     _BOOL: (1, struct.Struct("!i?").pack),
@@ -145,7 +145,7 @@ _SIZES = {
     _FLOAT8: (8, struct.Struct("!id").pack),
 }
 _ASSUMED = _BYTEA, _BYTEA, _TEXT, _BYTEA, _BYTEA
-_LENGTH, _NULL = struct.Struct("!i").pack, b"\xff\xff\xff\xff"
+_LENGTH, NULL = struct.Struct("!i").pack, b"\xff\xff\xff\xff"
 # Plain numbers: to look up the member of an enumeration takes longer than to compare.
 _BINARY, _OK = int(Format.BINARY), int(ConnStatus.OK)
 _SYNC, _ERROR = int(ExecStatus.PIPELINE_SYNC), int(ExecStatus.FATAL_ERROR)
@@ -278,21 +278,10 @@ def read_fields(name: bytes, fields: Iterable[bytes]) -> Statement:
     return Statement("read fields", (name, _array([*fields])))
 
 
-Said: TypeAlias = tuple[bytes, bytes, bytes | None, bytes | None, bytes | None]
-"""What is assumed of a cell: its name and field, then its kind and value (None: there
-is no such cell), or None and None and a number: it is absent, or a number below it."""
-
-
-class Columns(NamedTuple):
-    """Cells, as the elements of an array for each column of `Said`.
-
-    Attributes:
-        cells: How many there are.
-        elements: Of the columns.
-    """
-
-    cells: int
-    elements: Sequence[bytes]
+Said: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes]
+"""What is assumed of cells, as elements of five arrays: their names, fields, kinds,
+values, and numbers. The kind and the value of a cell that is absent are `NULL`; so are
+those of a cell that is absent or below a number, and all other numbers."""
 
 
 class Assumed(NamedTuple):
@@ -303,21 +292,16 @@ class Assumed(NamedTuple):
         process: The process of the server.
         earliest_us: The server's clock shows this or later.
         latest_us: It shows this or earlier.
-        cells: Some cells, one at least.
-        states: More of them, as `columns_of` has returned them.
+        cells: The number of the cells in `said`, which is not 0.
+        said: What is assumed of them.
     """
 
     place: bytes
     process: int
     earliest_us: int
     latest_us: int
-    cells: Sequence[Said]
-    states: Sequence[Columns]
-
-
-def columns_of(cells: Sequence[Said]) -> Columns:
-    """Return cells as `Assumed` has them."""
-    return Columns(len(cells), [*map(_elements, zip(*cells, strict=True))])
+    cells: int
+    said: Sequence[Said]
 
 
 def change(so: Assumed, changes: Changes, *, extends: bool) -> Statement:
@@ -331,16 +315,11 @@ def change(so: Assumed, changes: Changes, *, extends: bool) -> Statement:
             from now.
         extends: Whether nothing but the ends of locks is written.
     """
-    parts = [columns_of(so.cells), *so.states]
-    count = sum([part.cells for part in parts])
-    columns = zip(*[part.elements for part in parts], strict=True)
+    columns = zip(_ASSUMED, zip(*so.said, strict=True), strict=True)
     given = (
         *(so.place, so.process.to_bytes(4, "big")),
         *(so.earliest_us.to_bytes(8, "big"), so.latest_us.to_bytes(8, "big")),
-        *[
-            _HEADER.pack(1, 1, kind, count, 1) + b"".join(column)
-            for kind, column in zip(_ASSUMED, columns, strict=True)
-        ],
+        *[_HEADER(1, 1, kind, so.cells, 1) + b"".join(one) for kind, one in columns],
     )
     if changes.wiped:
         return Statement("wipe if", (*given, _array([*changes.wiped])))
@@ -445,23 +424,29 @@ def listen_name(channel: bytes) -> str:
 # -- values in binary form ------------------------------------------------------------
 
 
+def element(value: bytes) -> bytes:
+    """Return bytes, or a text, as an element of an array."""
+    return _LENGTH(len(value)) + value
+
+
 def _number(data: bytes | None) -> int | None:
     return None if data is None else int.from_bytes(data, "big", signed=True)
 
 
 def _array(values: Sequence[bytes | None], kind: int = _BYTEA) -> bytes:
     """Return an array of bytes, or of texts: one dimension from 1, maybe with NULLs."""
-    return _HEADER.pack(1, 1, kind, len(values), 1) + _elements(values)
+    return _HEADER(1, 1, kind, len(values), 1) + elements(values)
 
 
 def _numbers(kind: int, values: Sequence[float | None]) -> bytes:
     """Return an array of a type of one size."""
     size, pack = _SIZES[kind]
-    elements = [_NULL if one is None else pack(size, one) for one in values]
-    return _HEADER.pack(1, 1, kind, len(values), 1) + b"".join(elements)
+    elements = [NULL if one is None else pack(size, one) for one in values]
+    return _HEADER(1, 1, kind, len(values), 1) + b"".join(elements)
 
 
-def _elements(values: Iterable[bytes | None]) -> bytes:
+def elements(values: Iterable[bytes | None]) -> bytes:
+    """Return bytes, or texts, as elements of an array."""
     return b"".join(
-        [_NULL if one is None else _LENGTH(len(one)) + one for one in values]
+        [NULL if one is None else _LENGTH(len(one)) + one for one in values]
     )
