@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds
 _STORED_WITHIN, _LOOK_EVERY = 5.0, 0.05  # seconds after the release of the lock
+_MAY_BE_STORED_WITHIN = 1.0  # where nothing but a wait says that there is another copy
 _COUNT_AGAIN, _LONGEST_COUNT = 5.0, 300.0  # seconds
 
 _refusal: ContextVar[BaseException | None] = ContextVar(
@@ -163,19 +164,23 @@ def drop_if_sent_twice(call: Call) -> None:
     raise end_as_revoked(call, error, key=call.key, policy="slot")
 
 
-def wait_for_result(call: Call) -> None:
+def wait_for_result(call: Call, *, met_copy: bool) -> None:
     """Wait until the other copy, which had the lock before, has stored its result.
 
     Celery stores a result after the lock is released. If the other copy was killed,
     there is none, and this call returns after some seconds. A lock of this copy
     that is not renewed has at least half of its time left then.
+
+    A copy that has waited in its process may not have met the other one, which waited
+    in another process and ran first. Mostly there is none, so it waits for less.
     """
     if not (call.keeps_result() and can_be_read(call.task)):
         return
     awaited = states.READY_STATES
     if call.request.retries:  # its parent has ended with RETRY
         awaited |= {states.RETRY}
-    clock, patience = call.runtime.redlock.clock, _STORED_WITHIN
+    clock = call.runtime.redlock.clock
+    patience = _STORED_WITHIN if met_copy else _MAY_BE_STORED_WITHIN
     if not call.options.task.renew:
         patience = min(patience, call.options.ttl / 2)
     give_up_at = clock.monotonic() + patience

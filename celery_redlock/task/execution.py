@@ -284,6 +284,7 @@ class Execution(TaskLock):
         self._line = LineEntry(call, self._interrupter)
         self._waited = 0.0  # seconds for which policies have let the call wait
         self._patience = _PATIENCE
+        self._has_waited = False  # in this process, while others could have the lock
         self._is_shown_as_refused = False  # to monitors, by an event
         self._deciding = threading.Lock()
         self._decision: LossDecision | None = None  # the lock is lost
@@ -403,6 +404,7 @@ class Execution(TaskLock):
         try:
             if not wait:
                 return self.acquire(wait)
+            self._has_waited = True
             return self._wait(lambda: self.acquire(wait))
         except LockUnavailable as refusal:
             return refusal.with_traceback(None)
@@ -436,8 +438,9 @@ class Execution(TaskLock):
         """Tell whether the call runs under the lock that it has now, or tries again."""
         call = self.call
         if call.is_redelivered:
-            if call.header.met_copy:
-                self._wait(lambda: wait_for_result(call))
+            met_copy = call.header.met_copy
+            if met_copy or self._has_waited:
+                self._wait(lambda: wait_for_result(call, met_copy=met_copy))
             drop_if_outdated(call)
         elif call.header.deferred:
             # The process that published this copy may have been killed right then:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,8 +12,9 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redlock import DuplicateTask, LockContended, QuorumUnreachable
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.locks.lease import Holder
 from celery_redlock.task.call import Call
-from celery_redlock.testing import SignalRecorder
+from celery_redlock.testing import FakeClock, SignalRecorder
 from tests.unit.lock.support import put
 from tests.unit.support import CONFLICT
 from tests.unit.tasks.support import HOUR, KEY
@@ -225,6 +227,34 @@ def test_copy_of_a_running_call_is_republished_and_leaves_the_result_alone(
     assert headers["redlock"] == known
     assert headers["expires"] is None
     assert worker.nodes.clock.monotonic() == began
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["ran", "killed"])
+def test_copy_that_has_waited_beside_the_first_one_looks_for_its_result(
+    worker: Worker, *, is_stored: bool
+) -> None:
+    """A worker that lost its connection still waits for the lock, as the copy does.
+
+    Its call runs first, and the copy has the lock just before the result is stored.
+    """
+    task, clock = worker.leased_job(on_conflict="wait"), worker.nodes.clock
+    assert isinstance(clock, FakeClock)
+    other = Holder.here(task="job", task_id="other-id")
+    lease = worker.rival.acquire(KEY, holder=other)
+
+    def ends() -> None:
+        worker.rival.release(lease)
+        if is_stored:
+            store = partial(task.backend.store_result, worker.call_id)
+            clock.at(0.3, lambda: store("the first one", states.SUCCESS))
+
+    clock.at(3, ends)
+    run = worker.redeliver(task, id=worker.call_id)
+
+    assert (run.stored, run.result) == (
+        states.SUCCESS,
+        "the first one" if is_stored else True,
+    )
 
 
 def test_copy_does_not_wait_for_a_result_until_its_own_lock_has_ended(
