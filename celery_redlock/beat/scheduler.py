@@ -140,8 +140,11 @@ class RedlockScheduler(Scheduler):
         self._is_blocked = False
         if not gated.term.may_send():
             return pause
+        began = gated.term.now
         gated.send_deferred()
         wanted: float = gated.tick(*args, **kwargs)
+        if wanted > 0:
+            gated.term = gated.term._replace(since=began)
         return min(wanted, pause)
 
     def _goes_on(self, gated: GatedScheduler, term: Term | None) -> bool:

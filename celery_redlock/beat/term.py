@@ -32,8 +32,10 @@ class BeatTerm(NamedTuple):
 
     Attributes:
         catchup: Seconds for which a missed slot is still sent.
-        since: When the term began, in microseconds since 1970.
-        offset: How far the wall clock was ahead of the monotonic one then, in seconds.
+        since: When the scheduler had nothing to send last, or when the term began, in
+            microseconds since 1970.
+        offset: How far the wall clock was ahead of the monotonic one when the term
+            began, in seconds.
     """
 
     term: Term
@@ -85,13 +87,12 @@ class BeatTerm(NamedTuple):
         """The instant before which a slot that was missed is not sent any more.
 
         At the begin of a term, the window reaches back to what no beat has sent. Later
-        it moves on with the clock: the leader has been there. An older slot is one of
-        an entry that was not in the schedule, or had another one. The leader has a ttl
-        to send what it found at the begin.
+        the leader has been there: an older slot is one of an entry that was not in the
+        schedule, or had another one. While many entries are due at once, the last ones
+        become late, and the window waits for them.
         """
-        # The clock: an operator or NTP may have turned it back.
-        behind = min(max(self.now - self.since, 0), round(self.term.lease.ttl * _US))
-        return self.too_late - behind
+        # Not after now: an operator or NTP may have turned the wall clock back.
+        return min(self.since, self.now) - round(self.catchup * _US)
 
     @property
     def too_late(self) -> int:

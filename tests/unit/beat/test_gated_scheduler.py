@@ -260,6 +260,36 @@ def test_leader_that_was_cut_off_for_a_moment_continues(site: Site) -> None:
     assert site.log.messages.count("Slots are sent again.") == 1
 
 
+@pytest.mark.parametrize("catchup", [0, 60])
+def test_slots_that_are_late_because_many_are_due_at_once_are_sent(
+    site: Site, catchup: float
+) -> None:
+    """A leader that needs 200 s to send the slots of one minute sends all of them."""
+    names = [f"entry-{number}" for number in range(100)]
+    beat = site.start(crontabs(*names, minute=5), beat_catchup=catchup)
+    site.broker.when_sent = lambda: site.clock.advance(2)
+
+    run(10 * MINUTE, beat)
+
+    assert sorted(sent.entry for sent in site.sent) == sorted(names)
+    assert site.dues() == ["12:05:00"] * 100
+
+
+def test_slot_that_the_deadline_of_celery_excludes_is_not_sent_with_the_next_one(
+    site: Site,
+) -> None:
+    """``beat_cron_starting_deadline`` says how late a crontab may be sent."""
+    conf = {"beat_cron_starting_deadline": 10}
+    first = site.start(crontabs(minute=0), conf=conf)
+    run(2 * HOUR - 20, first)
+    first.kill()
+    site.clock.advance(40)
+
+    run(HOUR, site.start(crontabs(minute=0), conf=conf))
+
+    assert site.dues() == ["13:00:00", "15:00:00"]
+
+
 # -- the broker is away --------------------------------------------------------------
 
 
