@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.cli.output.session import Command, Failure, Session
 from celery_redlock.devnodes import with_its_parent
 from celery_redlock.errors import LockLost, LockUnavailable, QuorumUnreachable
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 UNREACHABLE, HELD, LOST = 69, 75, 76
 NOT_FOUND, SIGNAL = 127, 128  # as of a shell
 _FORWARDED = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # not on Windows
+_LOOK_EVERY = 0.02  # seconds
+_ENDING = (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", 0))
 _BY_TERMINAL = ("SIGINT", "SIGQUIT")  # it sends them to the command, too
 
 
@@ -94,8 +98,9 @@ def run(  # noqa: PLR0913  (the options of the command)
     few nodes answered (COMMAND did not run), and 76 if the lock was lost: COMMAND got
     SIGTERM, and SIGKILL after --grace seconds.
 
-    Signals go on to COMMAND. It finds its fence in REDLOCK_FENCE. If this process is
-    killed, Linux kills COMMAND, before the lock expires.
+    Signals go on to COMMAND and, where there is no terminal, to the programs that it
+    has started. It finds its fence in REDLOCK_FENCE. If this process is killed, Linux
+    kills COMMAND, before the lock expires.
     """
     if command[0] == "--":  # click passes on what comes after KEY
         command = command[1:] or command
@@ -135,7 +140,11 @@ class _Child:
     def __init__(self, command: Sequence[str], grace: float) -> None:
         self._command, self._grace = command, grace
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_lost = False
+        self._is_lost = self._is_told = False
+        # A shell that ends leaves the programs behind that it has started, and they
+        # work on without the lock. A terminal sends its signals to one group only.
+        at_terminal = sys.stdin is not None and sys.stdin.isatty()
+        self._has_group = sys.platform != "win32" and not at_terminal
 
     @property
     def code(self) -> int:
@@ -146,18 +155,32 @@ class _Child:
     def run(self, variables: dict[str, str]) -> int:
         """Run the command with these variables, and return its exit code."""
         self._process = subprocess.Popen(  # noqa: S603  (what the user asked for)
-            with_its_parent(self._command), env={**os.environ, **variables}
+            with_its_parent(self._command),
+            env={**os.environ, **variables},
+            start_new_session=self._has_group,
         )
         if self._is_lost:
             self.end()
-        return self.code
+        code = self.code
+        if self._is_told and self._has_group:
+            self._outwait(self._process.pid)
+        return code
+
+    def _outwait(self, group: int) -> None:
+        """Wait for the programs that the command has left behind."""
+        give_up_at = SYSTEM_CLOCK.monotonic() + self._grace + 1.0
+        while self._send(0) and SYSTEM_CLOCK.monotonic() < give_up_at:
+            with contextlib.suppress(ChildProcessError):  # in a container they are ours
+                if sys.platform != "win32":
+                    os.waitpid(-group, os.WNOHANG)
+            SYSTEM_CLOCK.sleep(_LOOK_EVERY)
 
     def end(self, _: object = None) -> None:
         """End the command: the lock is lost. In the watchdog's thread."""
-        self._is_lost = True
+        self._is_lost = self._is_told = True
         if self._process is not None:
-            self._process.terminate()
-            timer = threading.Timer(self._grace, self._process.kill)
+            self._send(signal.SIGTERM)
+            timer = threading.Timer(self._grace, self._send, [_SIGKILL])
             timer.daemon = True
             timer.start()
 
@@ -180,4 +203,19 @@ class _Child:
             sys.exit(SIGNAL + number)
         from_terminal = signal.Signals(number).name in _BY_TERMINAL
         if not (from_terminal and sys.stdin and sys.stdin.isatty()):
-            self._process.send_signal(number)
+            self._is_told = self._is_told or number in _ENDING
+            self._send(number)
+
+    def _send(self, number: int) -> bool:
+        """Send a signal; return False if there is no process any more."""
+        process = self._process
+        if process is None:
+            return False
+        if sys.platform == "win32" or not self._has_group:
+            process.send_signal(number)
+            return True
+        try:
+            os.killpg(process.pid, number)
+        except (ProcessLookupError, PermissionError):  # all have ended
+            return False
+        return True

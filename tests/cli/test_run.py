@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,6 +39,12 @@ STUBBORN = """
 trap 'echo told' TERM
 echo "pid $$"
 for _ in $(seq 600); do sleep 0.1; done
+"""
+# Its work is done by another program, as that of most scripts. It tidies up, too.
+DELEGATING = """
+sh -c 'trap "sleep 0.3; exit" TERM; for _ in $(seq 600); do sleep 0.1; done' &
+echo "pid $!"
+wait
 """
 
 
@@ -226,6 +234,44 @@ def test_lost_lock_ends_the_command(
     assert not is_alive(pid)
     assert "told\n" in process.logs()
     assert process.logs().endswith(f" got SIGTERM, and ended with {code}.\n")
+
+
+@contextlib.contextmanager
+def reaping(orphan: int) -> Iterator[None]:
+    """Let a process that is orphaned in the block end whole, as init does."""
+
+    def is_reaped() -> bool:
+        with contextlib.suppress(ChildProcessError):  # it is no orphan yet
+            return os.waitpid(orphan, os.WNOHANG)[0] == orphan
+        return False
+
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(until, is_reaped, what="the end of the orphan")
+        yield
+        end.result()
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["signal", "loss"])
+def test_programs_that_the_command_started_end_with_it(
+    shared_nodes: DevNodes,
+    key: str,
+    start: Callable[..., tuple[Process, int]],
+    *,
+    is_lost: bool,
+) -> None:
+    """None of them works beside the next holder."""
+    process, pid = start(DELEGATING)
+    if is_lost:
+        for node in shared_nodes.nodes:
+            node.command("SET", f"redlock:lock:{key}", FOREIGN, "PX", 30_000)
+    else:
+        process.signal(signal.SIGTERM)
+
+    with reaping(pid):
+        process.wait()
+
+    assert process.returncode == (76 if is_lost else 143)
+    assert not is_alive(pid)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux does it")
