@@ -556,7 +556,9 @@ class Etcd(CompareAndSwapStore):
                                 yield _bytes(event["kv"].get("value", ""))
                     left = kept_at + _LISTENER_TTL / 3 - SYSTEM_CLOCK.monotonic()
                     if left <= 0:  # also while messages keep coming
-                        self._call("/lease/keepalive", {"ID": lease})
+                        kept = self._call("/lease/keepalive", {"ID": lease})
+                        if not kept.get("result", {}).get("TTL"):
+                            raise StoreError("has ended our lease: we were away")
                         kept_at = SYSTEM_CLOCK.monotonic()
                     files = watch.socket, until_closed
                     ready = readable(*files, timeout=max(0.0, left))

@@ -100,7 +100,9 @@ _SESSION = (
     "set_config('enable_seqscan', 'off', false), "
     "set_config('enable_hashjoin', 'off', false), "
     "set_config('enable_mergejoin', 'off', false), set_config('jit', 'off', false), "
-    "set_config('enable_bitmapscan', 'off', false)"
+    "set_config('enable_bitmapscan', 'off', false), "
+    # Rows that a policy hides are an error: a release would take them for released.
+    "set_config('row_security', 'off', false)"
 )
 _FACTS = (
     "SELECT current_setting('server_version'), pg_is_in_recovery(), "
@@ -235,6 +237,7 @@ class PostgreSQL:
         version, in_recovery, has_table, identifier, is_read_only, *rest = found
         self._identifier = identifier.encode()
         if not has_table:
+            _refuse_hidden_table(cursor, url)
             raise StoreError(
                 f"has no table {TABLE}; {MAKE}, or the migrations of "
                 f"celery_redlock.contrib.django. {DROPPED}"
@@ -718,6 +721,25 @@ def _refuse_other_tables(cursor: psycopg.Cursor[Any], url: str, *, most: int) ->
         )
 
 
+def _refuse_hidden_table(cursor: psycopg.Cursor[Any], url: str) -> None:
+    """Refuse a database that has our table where our user does not see it.
+
+    Raises:
+        StoreError: It is so. The text says in which schema it is.
+    """
+    cursor.execute(_SCHEMAS, (TABLE,))
+    found: Any = cursor.fetchone()
+    ours = postgresql_url.search_path_of(url)
+    for schema in found[0] or []:
+        if not ours or schema in re.findall(r"[^\s,\"]+", ours):
+            raise StoreError(
+                f"has the table {TABLE} in the schema {schema}, where our user does "
+                f"not see it; GRANT USAGE ON SCHEMA {schema} to it, and write the "
+                "schema into the URL of all clients: "
+                f"?options=-csearch_path%3D{schema}"
+            )
+
+
 def _is_asynchronous(connection: Any) -> bool:
     return inspect.iscoroutinefunction(getattr(connection, "execute", None))
 
@@ -782,6 +804,10 @@ _REMEDIES = {
     "lock timeout": (
         f"another transaction has locked the table {TABLE}, as migrations and VACUUM "
         "FULL do: wait for its end, or end it"
+    ),
+    "row-level security": (
+        f"ALTER TABLE {TABLE} DISABLE ROW LEVEL SECURITY, or ALTER ROLE … BYPASSRLS: "
+        "locks that a policy hides would be none"
     ),
     "does not support SSL|SSL was required": (
         "switch TLS on there, or correct sslmode in redlock_nodes"

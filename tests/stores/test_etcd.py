@@ -609,6 +609,21 @@ def test_interrupt_ends_a_listener(member: StoreNode, key: str) -> None:
             next(messages)
 
 
+def test_listener_whose_lease_has_ended_ends(
+    member: StoreNode, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No message comes to it any more: its process was paused for too long."""
+    monkeypatch.setattr(etcd, "_LISTENER_TTL", 2)  # seconds
+    ours, theirs = socket.socketpair()
+    with closing(Etcd(member.url, TIMEOUT)) as store, ours, theirs:
+        messages = store.listen(key.encode(), ours)
+        assert next(messages) == b""
+        for lease in store._call("/lease/leases", {})["leases"]:  # noqa: SLF001
+            store._call("/lease/revoke", lease)  # noqa: SLF001  (as its end does)
+        with pytest.raises(StoreError, match="has ended our lease"):
+            next(messages)
+
+
 def test_listener_gets_all_messages_and_lives_while_they_come(
     member: StoreNode, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -257,6 +257,11 @@ CALM = "ALTER DATABASE used SET default_transaction_read_only TO"
             [f"GRANT ALL ON {TABLE} TO used"],
         ),
         (
+            [f"ALTER TABLE {TABLE} ENABLE ROW LEVEL SECURITY"],
+            f'query would be affected by row-level security policy for table "{TABLE}"',
+            [f"ALTER TABLE {TABLE} DISABLE ROW LEVEL SECURITY"],
+        ),
+        (
             [f"{CALM} on", ENDS],
             "read-only",
             [f"{CALM} off", ENDS],
@@ -267,7 +272,7 @@ CALM = "ALTER DATABASE used SET default_transaction_read_only TO"
             ["ALTER ROLE used LOGIN"],
         ),
     ],
-    ids=["no table", "no table on a new connection", "no right", "read-only", "login"],
+    ids=["no table", "no new table", "no right", "hidden rows", "read-only", "login"],
 )
 def test_postgresql_that_refuses_later_is_told_and_used_again(
     postgresql: str, broken: list[str], told: str, repaired: list[str]

@@ -31,6 +31,7 @@ def server() -> Iterator[str]:
         with psycopg.connect(url, autocommit=True) as connection:
             for user in ("ours", "theirs"):
                 connection.execute(f"CREATE ROLE {user} SUPERUSER LOGIN")
+            connection.execute("CREATE ROLE plain LOGIN")
             connection.execute("ALTER ROLE theirs SET search_path TO shop")
         yield url.replace("redlock@", "{}@").replace("/postgres", "/{}")
 
@@ -77,6 +78,21 @@ def test_clients_with_another_search_path_do_not_hold_the_same_lock(
             with pytest.raises(QuorumUnreachable, match="in the schemas public, shop"):
                 theirs.acquire(key)
         ours.release(lease)
+
+
+@pytest.mark.parametrize(("user", "path"), [("theirs", ""), ("plain", IN_PUBLIC)])
+def test_table_that_our_user_does_not_see_is_not_to_be_made(
+    database: str, user: str, path: str
+) -> None:
+    """It is there: another search_path, or no right to use its schema, hides it."""
+    with closing(prepared(database.format("ours"))):
+        with psycopg.connect(database.format("ours"), autocommit=True) as one:
+            one.execute("REVOKE ALL ON SCHEMA public FROM PUBLIC")
+        with pytest.raises(StoreError) as refused:
+            Store(database.format(user) + path, 5.0)
+    said = "has the table redlock_keys in the schema public, where our user does not s"
+    assert str(refused.value).startswith(said)
+    assert "redlock init" not in str(refused.value)
 
 
 def test_url_says_which_of_two_tables_is_used(database: str, key: str) -> None:
