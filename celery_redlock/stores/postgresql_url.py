@@ -13,6 +13,7 @@ https://www.postgresql.org/docs/current/libpq-connect.html
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -92,8 +93,11 @@ def url_of(spec: str) -> str:
 def _in_django(alias: str) -> dict[str, Any]:
     """Return the keywords of a connection of the Django project."""
     try:
-        from django.core.exceptions import ImproperlyConfigured  # noqa: PLC0415
-        from django.db import connections  # noqa: PLC0415  (only where it is asked for)
+        from django.core.exceptions import (  # noqa: PLC0415  (only where asked for)
+            AppRegistryNotReady,
+            ImproperlyConfigured,
+        )
+        from django.db import connections  # noqa: PLC0415
     except ImportError:
         raise ValueError("Django is not installed") from None
     try:
@@ -105,9 +109,11 @@ def _in_django(alias: str) -> dict[str, Any]:
     if alias not in aliases:
         known = ", ".join(sorted(aliases))
         raise ValueError(f"DATABASES has no {alias!r}; there is {known}")
-    settings = connections[alias].settings_dict
-    if connections[alias].vendor != "postgresql":
-        raise ValueError(f"DATABASES[{alias!r}] is no PostgreSQL")
+    # Engines that import models, as that of django-tenants, cannot be asked so early.
+    with suppress(AppRegistryNotReady):
+        if connections[alias].vendor != "postgresql":
+            raise ValueError(f"DATABASES[{alias!r}] is no PostgreSQL")
+    settings = aliases[alias]
     known_to_libpq = {one.keyword.decode() for one in pq.Conninfo.get_defaults()}
     options = settings.get("OPTIONS") or {}
     parts = {name: value for name, value in options.items() if name in known_to_libpq}

@@ -64,6 +64,75 @@ except RedlockError as error:
 """
 
 
+TENANTS = """
+import sys
+from importlib import import_module
+
+import django
+from django.conf import settings
+
+def database(**more):
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": "postgres",
+        "USER": "redlock",
+        "HOST": "127.0.0.1",
+        "PORT": sys.argv[1],
+        **more,
+    }
+
+path = {"options": "-c search_path=acme,public"}
+settings.configure(
+    DATABASES={"default": database(), "acme": database(OPTIONS=path)},
+    INSTALLED_APPS=["celery_redlock.contrib.django"],
+)
+django.setup()
+
+from django.db import connection, connections
+
+from celery_redlock.locks.redlock import Redlock
+
+third = import_module("celery_redlock.contrib.django.migrations.0003_redlock_keys")
+
+
+def run(step, alias):
+    with connections[alias].schema_editor() as editor:
+        step(None, editor)
+
+
+with connection.cursor() as cursor:
+    cursor.execute("CREATE SCHEMA acme")
+run(third.make, "default")
+redlock = Redlock(["django://default"], node_timeout=5.0)
+redlock.initialize()
+lease = redlock.acquire("mine")
+redlock.close()
+run(third.make, "acme")
+print("renewed after the tenant came:", redlock.extend(lease))
+redlock.close()
+run(third.drop, "acme")
+print("renewed after the tenant went:", redlock.extend(lease))
+redlock.release(lease)
+redlock.close()
+run(third.drop, "default")
+"""
+
+
+def test_schema_of_a_tenant_gets_no_table_of_its_own(own_postgresql: int) -> None:
+    """A second table would end all locks: clients could use either of the two."""
+    done = subprocess.run(  # noqa: S603  (Django can be configured once in a process)
+        [sys.executable, "-c", TENANTS, str(own_postgresql)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "renewed after the tenant came: True",
+        "renewed after the tenant went: True",
+    ]
+
+
 def test_project_locks_in_its_own_database(own_postgresql: int) -> None:
     """``migrate`` makes the table, and ``django://default`` leads to it."""
     done = subprocess.run(  # noqa: S603  (Django can be configured once in a process)

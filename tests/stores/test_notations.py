@@ -18,10 +18,23 @@ from celery_redlock.wire.url import parse_node
 SECRET = "s e'c/r@t"
 STORES = "celery_redlock.stores"
 DJANGO = f"""
+import sys
+import types
+
+from django.core.exceptions import AppRegistryNotReady
 from django.conf import settings
 from celery_redlock.wire.url import parse_node
 from celery_redlock.errors import ConfigurationError
 
+early = types.ModuleType("early.base")
+sys.modules |= {{"early": types.ModuleType("early"), "early.base": early}}
+
+
+def needs_models(_):
+    raise AppRegistryNotReady("Apps aren't loaded yet.")
+
+
+early.__getattr__ = needs_models
 settings.configure(DATABASES={{
     "default": {{
         "ENGINE": "django.db.backends.postgresql",
@@ -33,10 +46,12 @@ settings.configure(DATABASES={{
         "OPTIONS": {{"sslmode": "require", "pool": True}},
     }},
     "other": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    "early": {{"ENGINE": "early", "HOST": "db", "NAME": "tenants"}},
 }})
 node = parse_node("django://default")
 print(node.name)
 print(node.url.reveal())
+print(parse_node("django://early").name)
 for alias in ("other", "third"):
     try:
         parse_node("django://" + alias)
@@ -76,8 +91,9 @@ def test_connection_of_django_is_a_node() -> None:
         [sys.executable, "-c", DJANGO], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    name, url, *refusals = done.stdout.splitlines()
+    name, url, early, *refusals = done.stdout.splitlines()
     assert name == "db:6432/app"
+    assert early == "db:5432/tenants"  # its engine can be imported after setup() only
     assert conninfo_to_dict(url) == {
         "dbname": "app",
         "user": "me",
@@ -87,7 +103,7 @@ def test_connection_of_django_is_a_node() -> None:
         "sslmode": "require",
     }
     assert "DATABASES['other'] is no PostgreSQL" in refusals[0]
-    assert "DATABASES has no 'third'; there is default, other" in refusals[1]
+    assert "DATABASES has no 'third'; there is default, early, other" in refusals[1]
 
 
 @pytest.mark.parametrize(

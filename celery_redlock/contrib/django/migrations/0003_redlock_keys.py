@@ -13,15 +13,30 @@ if TYPE_CHECKING:
 
 
 def make(_apps: Any, schema_editor: BaseDatabaseSchemaEditor) -> None:
-    """Make the table, unless `redlock init` has made it."""
-    if schema_editor.connection.vendor == "postgresql":
+    """Make the table, unless `redlock init` has made it.
+
+    Where each tenant has a schema, the migrations run in each. Clients refuse a
+    database with two tables, so tenants use the one that their search_path leads to.
+    """
+    connection = schema_editor.connection
+    if connection.vendor == "postgresql" and not _found(connection, TABLE):
         schema_editor.execute(CREATE)
 
 
 def drop(_apps: Any, schema_editor: BaseDatabaseSchemaEditor) -> None:
-    """Drop the table, and all locks with it."""
-    if schema_editor.connection.vendor == "postgresql":
-        schema_editor.execute(f"DROP TABLE IF EXISTS {TABLE}")
+    """Drop the table of this schema, and all locks with it."""
+    connection = schema_editor.connection
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT quote_ident(current_schema())")
+            (schema,) = cursor.fetchone()
+        schema_editor.execute(f"DROP TABLE IF EXISTS {schema}.{TABLE}")
+
+
+def _found(connection: Any, table: str) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT to_regclass(%s)", [table])
+        return bool(cursor.fetchone()[0])
 
 
 class Migration(migrations.Migration):
