@@ -75,6 +75,9 @@ from kazoo.exceptions import (
     NoAuthError,
     NodeExistsError,
     NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
 )
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.states import ZnodeStat
@@ -132,7 +135,17 @@ _NO_VERSION = 2**31 - 1  # which no znode has
 _REMEMBERED = 10_000  # keys
 _RANDOM = random.SystemRandom()  # forked children must not sweep the same keys
 
+# What the parts of a transaction say when another client has changed something.
+_CONFLICTS = (
+    *(BadVersionError, NoNodeError, NodeExistsError, NotEmptyError),
+    *(RolledBackError, RuntimeInconsistency),  # of the other parts
+)
+
 logging.getLogger("kazoo.client").setLevel(logging.ERROR)
+
+
+class _RefusedError(StoreError):
+    """ZooKeeper refuses a transaction, and not for a change of another client."""
 
 
 class ZooKeeper(CompareAndSwapStore):
@@ -223,6 +236,8 @@ class ZooKeeper(CompareAndSwapStore):
             except NoAuthError:
                 denied = f"NOPERM our user may not read and write below {_ROOT}"
                 return [ErrorReply(denied) for _ in commands]
+            except _RefusedError as refusal:
+                return [ErrorReply(f"ERR it {refusal}") for _ in commands]
             except (KazooException, KazooTimeoutError) as error:
                 is_gone = isinstance(error, ConnectionLoss)
                 if not is_gone or SYSTEM_CLOCK.monotonic() > give_up_at:
@@ -248,7 +263,8 @@ class ZooKeeper(CompareAndSwapStore):
             transaction.delete(f"{parent}/~")
         transaction.check(_ID, _NO_VERSION)
         try:
-            self._committed(transaction)
+            with suppress(_RefusedError):  # the reply to each request will say it
+                self._committed(transaction)
         except NoAuthError:
             return f"does not let our user write below {_ROOT}"
         return ""
@@ -542,12 +558,19 @@ class ZooKeeper(CompareAndSwapStore):
         """Commit. Return whether that was done, and whether the time was as expected.
 
         Nothing is changed if a check fails.
+
+        Raises:
+            _RefusedError: It was refused, and would be again.
         """
         sent_at = SYSTEM_CLOCK.monotonic()
         results = transaction.commit_async().get(timeout=self._timeout)
-        if any(isinstance(one, NoAuthError) for one in results):
-            raise NoAuthError
-        if any(isinstance(one, Exception) for one in results):
+        failed = [one for one in results if isinstance(one, Exception)]
+        for error in failed:
+            if isinstance(error, NoAuthError):
+                raise error
+            if not isinstance(error, _CONFLICTS):
+                raise _RefusedError(f"refuses our changes: {_reason(error)}")
+        if failed:
             return False, True
         stats = [one for one in results if isinstance(one, ZnodeStat)]
         return True, not stats or self._observe(sent_at, stats[0])

@@ -660,6 +660,27 @@ def test_zookeeper_that_refuses_later_is_told_and_used_again(zookeeper: str) -> 
 
 
 @pytest.mark.long
+def test_quota_of_zookeeper_is_told_with_its_remedy(zookeeper: str) -> None:
+    """It is no change of another client, so a request is refused at once."""
+    url, quota = f"{zookeeper.format('')}/small", "/zookeeper/quota/small/redlock"
+    with closing(ZooKeeper(zookeeper.format(""), 5.0)) as store:
+        client = store._client  # noqa: SLF001  (an operator's requests)
+        client.create("/small", b"")
+        with closing(Redlock([url], **PATIENT)) as redlock:
+            redlock.initialize()
+            client.ensure_path(quota)
+            client.create(
+                f"{quota}/zookeeper_limits", b"count=-1,bytes=-1;countHardLimit=1"
+            )
+            client.create(f"{quota}/zookeeper_stats", b"count=1,bytes=1")
+            assert "refuses our changes: QuotaExceeded" in refusal(redlock)
+            (told,) = (it for it in examined(url) if it.startswith("refused-writes"))
+            assert told.endswith("raise that (setquota), or delete it (delquota).")
+            client.delete(quota, recursive=True)
+            until(lambda: refusal(redlock) == "")
+
+
+@pytest.mark.long
 def test_init_says_that_zookeeper_denies_it(zookeeper: str) -> None:
     """The error names the path and the right, in words."""
     with (

@@ -23,7 +23,7 @@ _JAVA = (
 )
 _NO_FSYNC = "-Dzookeeper.forceSync=no"
 # Ticks of half a second: others notice within two seconds that the leader is gone. One
-# server is an ensemble of one, which elects itself.
+# server is an ensemble of one, which elects itself. Quotas are enforced.
 _SETTINGS = """\
 tickTime=500
 initLimit=20
@@ -34,6 +34,7 @@ maxClientCnxns=0
 clientPortAddress=127.0.0.1
 admin.enableServer=false
 standaloneEnabled=false
+enforceQuota=true
 """
 
 

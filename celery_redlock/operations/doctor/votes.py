@@ -175,6 +175,8 @@ _START = "start it, or check the network and the firewall"
 _LOG = "Its log says why. It votes again as soon as it takes writes."
 # What the reason of a refusal to write has in it -> what to do.
 _WRITES = {
+    "QuotaExceeded": "It has a quota on /redlock, or above it: raise that (setquota), "
+    "or delete it (delquota).",
     "MISCONF": "Its log says why it cannot write to its disk, which may be full. Free "
     "space, or write no snapshots (CONFIG SET save ''): locks need none.",
     "OOM ": "Its memory is full: raise maxmemory, or give what else it holds a server "
