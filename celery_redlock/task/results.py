@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -35,9 +36,39 @@ def stored_result(task: Task, task_id: str) -> Mapping[str, Any]:
     if not can_be_read(task):
         return {}
     try:
-        meta: Mapping[str, Any] = task.backend.get_task_meta(task_id, cache=False)
+        return _read(task, task_id)
     except Exception:
         # Each backend has errors of its own, and none of them may end a call.
         log.exception("The result of %s could not be read.", task_id)
         return {}
+
+
+def _read(task: Task, task_id: str) -> Mapping[str, Any]:
+    meta: Mapping[str, Any]
+    try:
+        meta = task.backend.get_task_meta(task_id, cache=False)
+    except Exception:
+        if not close_old_connections():
+            raise
+        meta = task.backend.get_task_meta(task_id, cache=False)
     return meta
+
+
+def close_old_connections() -> bool:
+    """Let Django close the dead and old connections that this thread has to databases.
+
+    Django does it around requests, and Celery around tasks. Where the results are in a
+    database of Django, a thread of another kind would keep a connection for ever, also
+    one that the database has closed.
+
+    Returns:
+        Whether Django is used here.
+    """
+    database = sys.modules.get("django.db")
+    if database is None:
+        return False
+    try:
+        database.close_old_connections()
+    except Exception:  # noqa: BLE001  (of settings, of drivers, of an event loop)
+        return False
+    return True

@@ -59,6 +59,7 @@ from celery_redlock.task.execution import Execution, State, TaskLock, running
 from celery_redlock.task.header import attach, clean
 from celery_redlock.task.message import SentMessage, as_received, key_to_publish
 from celery_redlock.task.publishing import called_with, publish, with_conflict
+from celery_redlock.task.results import close_old_connections
 from celery_redlock.task.tracer import RefusalTracer
 
 if TYPE_CHECKING:
@@ -437,7 +438,7 @@ class SingletonTask(_Base[P, R]):
         import asyncio  # noqa: PLC0415  (slow; most processes need none)
 
         send = functools.partial(self.apply_async, args, kwargs, *more, **options)
-        return await asyncio.to_thread(send)
+        return await asyncio.to_thread(_in_thread, send)
 
     @property
     def lock_nodes(self) -> str | None:
@@ -495,6 +496,14 @@ class SingletonTask(_Base[P, R]):
         ):
             options["headers"] = attach(options.get("headers"), call.header.published)
         return signature
+
+
+def _in_thread(send: Callable[[], Any]) -> Any:
+    """Publish a call in a thread of its own, and leave no connection behind in it."""
+    try:
+        return send()
+    finally:
+        close_old_connections()
 
 
 def _publish(

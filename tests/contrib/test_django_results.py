@@ -1,0 +1,101 @@
+"""Results in Django's database, and the connections of the threads that read them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from sqlalchemy import make_url
+
+PROJECT = """
+import asyncio
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import django
+import psycopg
+from celery import Celery
+from django.conf import settings
+from django.core.management import call_command
+
+url, name, age = sys.argv[1:]
+with psycopg.connect(url, autocommit=True) as server:
+    server.execute(f"CREATE DATABASE {name}")
+    info = server.info
+    settings.configure(
+        DATABASES={
+            "default": {
+                "ENGINE": "django.db.backends.postgresql",
+                "NAME": name,
+                "USER": info.user,
+                "HOST": info.host,
+                "PORT": info.port,
+                "CONN_MAX_AGE": None if age == "kept" else 0,
+            }
+        },
+        INSTALLED_APPS=["django.contrib.contenttypes", "django_celery_results"],
+        USE_TZ=True,
+    )
+django.setup()
+call_command("migrate", verbosity=0)
+django.db.connections.close_all()
+
+from celery_redlock import runtime_of, singleton_task
+from celery_redlock.testing import FakeNodes
+
+app = Celery("site", broker="memory://", set_as_current=False)
+app.conf.result_backend = "django_celery_results.backends:DatabaseBackend"
+nodes = FakeNodes(3)
+app.conf.redlock_nodes = nodes.urls
+runtime_of(app).use(nodes.redlock())
+OURS = "FROM pg_stat_activity WHERE datname = %s"
+
+
+@singleton_task(app=app, key="job", unique_while="queued")
+def job():
+    ...
+
+
+def on_server(query):
+    with psycopg.connect(url, autocommit=True) as server:
+        return server.execute(f"{query} {OURS}", (name,)).fetchall()
+
+
+async def publish():
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    first = await job.adelay()
+    same = (await job.adelay()).id == first.id  # the result was looked at
+    print("a second call is a duplicate:", same)
+    print("connections:", on_server("SELECT count(*)")[0][0])
+    await asyncio.to_thread(job.backend.store_result, first.id, None, "REVOKED")
+    on_server("SELECT pg_terminate_backend(pid)")
+    new = (await job.adelay()).id != first.id
+    print("a call after its end is new:", new)
+
+
+asyncio.run(publish())
+"""
+
+
+@pytest.mark.parametrize(("age", "connections"), [("closed", 0), ("kept", 1)])
+def test_thread_that_publishes_for_a_coroutine_has_no_dead_connection(
+    postgres: str, age: str, connections: int
+) -> None:
+    """It keeps none, or replaces one that the server has closed (CONN_MAX_AGE)."""
+    url = make_url(postgres).set(drivername="postgresql")
+    line = url.render_as_string(hide_password=False), f"results_{age}", age
+    done = subprocess.run(  # noqa: S603  (Django can be configured once in a process)
+        [sys.executable, "-c", PROJECT, *line],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "a second call is a duplicate: True",
+        f"connections: {connections}",
+        "a call after its end is new: True",
+    ]
+    assert "could not be read" not in done.stderr
