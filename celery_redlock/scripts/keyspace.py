@@ -186,8 +186,9 @@ class Keyspace:
     def zset(self, name: bytes) -> Mapping[bytes, float]:
         """Return a sorted set, least score first (ZRANGE WITHSCORES)."""
         entry = self._at(name, ZSET)
-        members = entry.members.items() if entry else ()
-        return dict(sorted(members, key=lambda item: item[::-1]))
+        if entry is None:
+            return {}
+        return dict(sorted(entry.members.items(), key=lambda item: item[::-1]))
 
     def zpopmin(self, name: bytes) -> bytes | None:
         """Remove and return the member of the least score, then name (ZPOPMIN)."""

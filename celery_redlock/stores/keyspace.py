@@ -169,7 +169,9 @@ class StoreKeyspace(Keyspace):
                 self._entries[name] = entry
             else:
                 self._stale.add(name)
-        self._parts.update(name for name in parts if self._entries[name])
+        for name in parts:
+            if self._entries[name]:
+                self._parts.add(name)
 
     def _is_there(self, entry: Entry) -> bool:
         """Tell whether the time of a key is not over."""

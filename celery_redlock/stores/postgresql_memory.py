@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     _Part: TypeAlias = tuple[bytes, frozenset[bytes]]
 
+_REMEMBERED = Remembered()
 _MOST_LOCKS = 10_000
 _MOST_LATE_US = 1_000_000
 _HEAD, _STRING = element(HEAD), element(STRING.encode())
@@ -64,16 +65,17 @@ class AssumedKeyspace(StoreKeyspace):
 
     Args:
         run_id: As it was last.
-        now_us: The time that scripts see; None: they may not ask for it.
+        time: The time that scripts see. They may not ask for it if it is inexact.
 
     Attributes:
         is_timed: Whether a script has asked for the time.
     """
 
-    def __init__(self, *, run_id: bytes, now_us: int | None) -> None:
-        super().__init__(Remembered(), run_id=run_id, time=ServerTime(now_us or 0, 0))
+    def __init__(self, *, run_id: bytes, time: ServerTime) -> None:
+        super().__init__(_REMEMBERED, run_id=run_id, time=time)
+        self._latest_ms = 0
         self.is_timed = False
-        self._has_time = now_us is not None
+        self._has_time = time.latest_us - time.earliest_us < _MOST_LATE_US
 
     def now_us(self) -> int:
         """Return the assumed time."""
@@ -196,10 +198,7 @@ class Memory:
             count += state.cells
             said.append(state.said)
         time = self._clock.read(SYSTEM_CLOCK.monotonic())
-        is_exact = time.latest_us - time.earliest_us < _MOST_LATE_US
-        keys = AssumedKeyspace(
-            run_id=run_id + self.place, now_us=time.earliest_us if is_exact else None
-        )
+        keys = AssumedKeyspace(run_id=run_id + self.place, time=time)
         keys.enter(needs.names, cells, needs.fields)
         return Assumption(keys, count, said, {})
 
@@ -252,10 +251,10 @@ class Memory:
 
     def extends(self, changes: Changes) -> bool:
         """Tell whether nothing but the ends of remembered locks is written."""
-        return all(
-            field == HEAD and cell.value == self.locks.get(name)
-            for (name, field), cell in changes.written.items()
-        )
+        for (name, field), cell in changes.written.items():
+            if field != HEAD or cell.value != self.locks.get(name):
+                return False
+        return True
 
 
 def _places(name: bytes, fields: Iterable[bytes]) -> list[tuple[bytes, bytes]]:

@@ -188,7 +188,7 @@ class Statements:
         self._pg.enter_pipeline_mode()
         for name, text in _TEXTS.items():
             self._pg.send_prepare(_NAMES[name], text.encode())
-        return (yield from self._results())
+        return self._results()
 
     def carry_out(self, steps: Sequence[Statement]) -> Waits[list[PGresult]]:
         """Carry out in one round trip, and return the results of those with rows.
@@ -202,7 +202,7 @@ class Statements:
         send = self._pg.send_query_prepared
         for statement, values in steps:
             send(_NAMES[statement], values, [_BINARY] * len(values), _BINARY)
-        return (yield from self._results())
+        return self._results()
 
     def _results(self) -> Waits[list[PGresult]]:
         results: list[PGresult] = []
@@ -254,7 +254,7 @@ def lock(needs: Needs) -> Statement:
     order = sorted(numbers)
     return Statement(
         "lock and commit late" if needs.may_be_late else "lock",
-        (_numbers(_INT8, order), _numbers(_BOOL, [*map(numbers.get, order)])),
+        (_numbers(_INT8, order), _flags(tuple(map(numbers.get, order)))),
     )
 
 
@@ -355,7 +355,7 @@ def _columns(changes: Changes) -> Sequence[bytes]:
     )
     return (
         *(_array(names), _array(fields)),
-        _array([kind.encode() for kind in kinds], _TEXT),
+        _kinds(kinds),
         *(_array(values), _numbers(_FLOAT8, scores), _numbers(_INT8, ends)),
     )
 
@@ -422,6 +422,16 @@ def listen_name(channel: bytes) -> str:
 
 
 # -- values in binary form ------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _flags(values: tuple[bool | None, ...]) -> bytes:
+    return _numbers(_BOOL, values)
+
+
+@lru_cache(maxsize=256)
+def _kinds(values: tuple[str, ...]) -> bytes:
+    return _array([kind.encode() for kind in values], _TEXT)
 
 
 def element(value: bytes) -> bytes:

@@ -342,7 +342,12 @@ class _Listening:
 
 def _command_of(request: ScriptRequest | ScriptLoad) -> Command:
     script, keys, args = request.call
-    words = [one.encode() if type(one) is str else _word(one) for one in (*keys, *args)]
+    words = [
+        one.encode()
+        if type(one) is str
+        else (b"%d" % one if type(one) is int else _word(one))
+        for one in (*keys, *args)
+    ]
     return [b"EVALSHA", script.sha.encode(), b"%d" % len(keys), *words]
 
 
