@@ -90,13 +90,13 @@ class Needs:
         plan = _plan_of(script, len(keys))
         self.is_read = self.is_read and plan.is_read
         self.may_be_late = self.may_be_late and plan.may_be_late
-        self.names.update([keys[i] for i in plan.names])
-        self.own.update([keys[i] for i in plan.own])
-        self.rare.update([keys[i] for i in plan.rare])
+        self.names.update(map(keys.__getitem__, plan.names))
+        self.own.update(map(keys.__getitem__, plan.own))
+        self.rare.update(map(keys.__getitem__, plan.rare))
         for i in plan.large:
             self.large.setdefault(keys[i], set()).update(args[:1])
         if not plan.is_read:
-            self.exclusive.update([keys[i] for i in plan.exclusive])
+            self.exclusive.update(map(keys.__getitem__, plan.exclusive))
         for i, state, has_stripes in plan.parts:
             name = keys[i]
             fields = self.fields.setdefault(name, set())

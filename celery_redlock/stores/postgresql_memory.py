@@ -36,16 +36,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.scripts.keyspace import STRING
+from celery_redlock.scripts.keyspace import HASH, STRING, Entry
 from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
-from celery_redlock.stores.keyspace import HEAD, Cell, StoreKeyspace
+from celery_redlock.stores.keyspace import HEAD, StoreKeyspace
 from celery_redlock.stores.postgresql_statements import NULL, Assumed, element, elements
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from celery_redlock.stores.keyspace import Changes
+    from celery_redlock.stores.keyspace import Cell, Changes
     from celery_redlock.stores.needs import Needs
     from celery_redlock.stores.postgresql_statements import Said
 
@@ -147,9 +147,9 @@ class Assumption(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The cells of a part of a hash that are there; the number of all, and the rest."""
+    """Fields of a hash, how many cells are compared, and what is assumed of them."""
 
-    found: list[Cell]
+    members: dict[bytes, bytes | None]
     cells: int
     said: Said
 
@@ -181,26 +181,25 @@ class Memory:
             return None
         if needs.names - needs.own - needs.rare:
             return None
-        cells: list[Cell] = []
+        time = self._clock.read(SYSTEM_CLOCK.monotonic())
+        keys = AssumedKeyspace(run_id=run_id + self.place, time=time)
         said: list[Said] = []
         for name in needs.names:
             if value := self.locks.get(name):
-                cells.append(Cell(name, HEAD, STRING, value, None, None))
+                keys.know(name, Entry(STRING, value))
                 said.append((element(name), _HEAD, _STRING, element(value), NULL))
             else:
+                keys.know(name, None)
                 said.append((element(name), _HEAD, NULL, NULL, NULL))
-        count = len(said)
+        cells = len(said)
         for part in needs.states.items():
             state = self._states.get(part) or self._state(*part)
             if state is None:
                 return None
-            cells += state.found
-            count += state.cells
+            keys.know(part[0], Entry(HASH, None, {**state.members}), is_part=True)
+            cells += state.cells
             said.append(state.said)
-        time = self._clock.read(SYSTEM_CLOCK.monotonic())
-        keys = AssumedKeyspace(run_id=run_id + self.place, time=time)
-        keys.enter(needs.names, cells, needs.fields)
-        return Assumption(keys, count, said, {})
+        return Assumption(keys, cells, said, {})
 
     def read(self, needs: Needs, cells: Iterable[Cell]) -> None:
         """Remember the cells that were read, all that are needed."""
@@ -224,13 +223,16 @@ class Memory:
         if not self._fields.get(places[0]) or not self._fields.keys() >= set(places):
             return None
         cells = [self._fields[place] for place in places]
+        if any(cell and cell.kind != HASH for cell in cells):
+            return None
         said: Any = (
             *map(elements, zip(*places, strict=True)),
             elements([cell and cell.kind.encode() for cell in cells]),
             elements([cell and cell.value for cell in cells]),
             NULL * len(cells),
         )
-        state = _State([cell for cell in cells if cell], len(cells), said)
+        members = {cell.field[1:]: cell.value for cell in cells[1:] if cell}
+        state = _State(members, len(cells), said)
         return self._states.setdefault((name, fields), state)
 
     def told(self, now_us: int, place: bytes, sent_at: float) -> None:
