@@ -136,7 +136,10 @@ class Settings:
                 continue
             read = (_PREFIX + name, f"{namespace}{_PREFIX}{name}".upper())
             if spelling in read[: 1 + bool(namespace)] and name not in known:
-                hint = did_you_mean(_PREFIX + name, [_PREFIX + n for n in known])
+                right = [_PREFIX + n for n in known]
+                if spelling == read[1]:
+                    right = [f"{namespace}{one}".upper() for one in right]
+                hint = did_you_mean(spelling, right)
                 raise ConfigurationError(f"There is no setting {spelling}. {hint}")
             if name in known and name not in given and its.get(spelling) is not None:
                 raise ConfigurationError(
@@ -175,8 +178,8 @@ class _Conf:
 def _refuse_namespace(conf: _Conf, namespace: str) -> None:
     """Refuse nodes that are set under a namespace which the app does not read."""
     for spelling in conf.names:
-        head, _, rest = spelling.partition("_REDLOCK_NODES")
-        if head and head == head.upper() and not rest and f"{head}_" != namespace:
+        head = spelling.removesuffix("_REDLOCK_NODES")
+        if head not in ("", spelling) and head.isupper() and f"{head}_" != namespace:
             raise ConfigurationError(
                 f"redlock_nodes is not set. {spelling} is set, but this app reads the "
                 f"namespace {namespace.rstrip('_') or '(none)'}. "

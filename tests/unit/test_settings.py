@@ -205,7 +205,11 @@ def test_reading_sets_no_defaults() -> None:
 @pytest.mark.parametrize(
     ("namespace", "written", "fault"),
     [
-        ("CELERY", "CELERY_REDLOCK_TLL", "no setting CELERY_REDLOCK_TLL"),
+        (
+            "CELERY",
+            "CELERY_REDLOCK_TLL",
+            "no setting CELERY_REDLOCK_TLL. Did you mean 'CELERY_REDLOCK_TTL'",
+        ),
         ("CELERY", "REDLOCK_TTL", "^REDLOCK_TTL is set.*Write CELERY_REDLOCK_TTL."),
         (
             "CELERY",
@@ -243,6 +247,15 @@ def test_nodes_of_a_namespace_that_the_app_does_not_read_are_named(
     with pytest.raises(
         ConfigurationError, match=r'CELERY_REDLOCK_NODES is set.*namespace="CELERY"'
     ):
+        Settings.of(app.conf)
+
+
+def test_nodes_that_are_not_set_in_django_are_said_to_be_missing() -> None:
+    """Django has a hundred settings, and none of them is a namespace."""
+    of_django = {"ABSOLUTE_URL_OVERRIDES": {}, "DEBUG": False, "SHOP_REDLOCK": 1}
+    app = app_with("CELERY", **of_django)
+
+    with pytest.raises(ConfigurationError, match=r"^redlock_nodes is not set. Nothing"):
         Settings.of(app.conf)
 
 
