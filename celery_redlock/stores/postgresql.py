@@ -653,13 +653,18 @@ class _Connection(psycopg.Connection[Any]):
 
     Attributes:
         patience: Seconds for an answer of the server.
+        has_answered: Whether it has answered a query of ours. A pooler accepts clients
+            for which it has no connection to the server.
     """
 
     patience = 5.0
+    has_answered = False
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """Wait for the driver's own requests."""
-        return super().wait(self._in_time(gen), *args, **kwargs)
+        result = super().wait(self._in_time(gen), *args, **kwargs)
+        self.has_answered = True
+        return result
 
     def _in_time(self, gen: Any) -> Any:
         give_up_at = SYSTEM_CLOCK.monotonic() + self.patience
@@ -685,7 +690,8 @@ class _Connection(psycopg.Connection[Any]):
             return result
 
     def _late(self) -> str:
-        return f"did not answer within {self.patience:g} s"
+        late = f"did not answer within {self.patience:g} s"
+        return late if self.has_answered else f"accepted us and {late}; {_FULL_POOL}"
 
 
 def _driver_connection(connection: Any) -> Any:
@@ -816,6 +822,10 @@ _REMEDIES = {
         "correct its host in redlock_nodes, or check the name service"
     ),
 }
+_FULL_POOL = (
+    "look whether it hangs. A pooler in front of it may have no connection left: make "
+    "its pool larger (default_pool_size) than twice the number of processes"
+)
 _IT_RUNS = "it runs, and says so itself: look into its log"
 
 

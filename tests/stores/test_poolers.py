@@ -19,6 +19,7 @@ from celery_redlock.errors import QuorumUnreachable
 from celery_redlock.locks import wait_queue
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.doctor import diagnose
+from celery_redlock.stores.connection import StoreError
 from celery_redlock.stores.postgresql import PostgreSQL as Store
 from celery_redlock.stores.postgresql_statements import Statements
 from tests.conftest import missing
@@ -119,6 +120,18 @@ def test_session_mode_wakes_a_waiter(
         ours.release(lease)
         later = waiter.result(timeout=SOON)
     assert theirs.release(later) == 1
+
+
+def test_full_pool_is_told_with_its_remedy(start_pooler: Callable[[str], str]) -> None:
+    """A client that gets no connection of the pool is accepted, and not answered."""
+    url = start_pooler("session\ndefault_pool_size = 1")
+    with (
+        closing(Store(url, 5.0)),
+        pytest.raises(
+            StoreError, match=r"accepted us and did not answer.*default_pool"
+        ),
+    ):
+        Store(url, 2.0)
 
 
 def test_doctor_tells_of_a_pooler(
