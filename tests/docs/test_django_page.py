@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.reader import blocks_of
 from tests.harness.programs import end_of
 
@@ -13,19 +15,37 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "django.md"
 TITLE = re.compile(r"# (\S+\.py)\n")
 
 
-def test_project_of_the_page_passes_its_tests(tmp_path: Path) -> None:
-    """All three of them, with pytest-django and no server."""
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Give the folder of the project that the page writes."""
     for language, code in blocks_of(PAGE.read_text("utf-8")):
         if language == "python" and (title := TITLE.match(code)):
             file = tmp_path / title[1]
             file.parent.mkdir(exist_ok=True)
             file.write_text(code)
     (tmp_path / "reports" / "__init__.py").touch()
+    return tmp_path
 
+
+def test_project_of_the_page_passes_its_tests(project: Path) -> None:
+    """All three of them, with pytest-django and no server."""
     done = end_of(
         *(sys.executable, "-m", "pytest", "-q", "--ds=shop.settings"),
         *("-p", "no:cacheprovider", "-p", "no:randomly", "."),
-        cwd=tmp_path,
+        cwd=project,
     )
 
     assert "3 passed" in done.stdout
+
+
+def test_project_of_the_page_passes_its_tests_by_the_runner_of_django(
+    project: Path,
+) -> None:
+    """`manage.py test` needs no server, either, with the runner of the page."""
+    done = end_of(
+        *(sys.executable, "-m", "django", "test", "--pythonpath", "."),
+        *("--settings", "shop.settings", "--testrunner", "shop.runner.LockInMemory"),
+        cwd=project,
+    )
+
+    assert "Ran 1 test" in done.stderr
