@@ -58,6 +58,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import random
 import secrets
 import socket
@@ -133,6 +134,8 @@ _PLAIN = " :"  # besides letters and digits, in the names of znodes
 _MISSING = -1  # the version of a znode that does not exist
 _NO_VERSION = 2**31 - 1  # which no znode has
 _REMEMBERED = 10_000  # keys
+# Name -> number of the server with which the sessions of this process begin.
+_FIRST: dict[str, int] = {}
 _RANDOM = random.SystemRandom()  # forked children must not sweep the same keys
 
 # What the parts of a transaction say when another client has changed something.
@@ -156,7 +159,7 @@ class ZooKeeper(CompareAndSwapStore):
     empties = "deleteall /redlock"
 
     def __init__(self, url: str, timeout: float) -> None:
-        self._timeout = timeout
+        self._name, self._timeout = self.name_of(url), timeout
         self._client = _started(url, timeout)
         self._breaks = 0  # of the connection
         self._client.add_listener(self._note_state)
@@ -240,6 +243,8 @@ class ZooKeeper(CompareAndSwapStore):
                 return [ErrorReply(f"ERR it {refusal}") for _ in commands]
             except (KazooException, KazooTimeoutError) as error:
                 is_gone = isinstance(error, ConnectionLoss)
+                if isinstance(error, KazooTimeoutError):
+                    _pass_over_first(self._name)
                 if not is_gone or SYSTEM_CLOCK.monotonic() > give_up_at:
                     raise StoreError(_told(error)) from None
             SYSTEM_CLOCK.sleep(jittered(_MOVE_PAUSE, 0.0))
@@ -747,10 +752,16 @@ def _started(url: str, timeout: float) -> KazooClient:
         StoreError: No server answers, or the chroot does not exist.
     """
     login = login_in(url) if "@" in urlsplit(url).netloc else None
-    hosts = ",".join(f"{host}:{port}" for host, port in servers_in(url, _PORT))
+    servers = [f"{host}:{port}" for host, port in servers_in(url, _PORT)]
+    name = ZooKeeper.name_of(url)
+    first = _FIRST.setdefault(name, os.getpid()) % len(servers)
+    # One that is frozen accepts a connection: in time, another one is tried, too.
+    patience = timeout / min(2, len(servers))
+    began_at = SYSTEM_CLOCK.monotonic()
     client = KazooClient(
-        hosts=hosts,
-        handler=_Handler(),
+        hosts=",".join(servers[first:] + servers[:first]),
+        randomize_hosts=False,
+        handler=_Handler(patience),
         timeout=_SESSION,
         connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=0.5),
         default_acl=[make_digest_acl(*login, all=True)] if login else None,
@@ -764,12 +775,35 @@ def _started(url: str, timeout: float) -> KazooClient:
         problem = f"has no node {_chroot(url)}; create it first"
     except (KazooException, KazooTimeoutError) as error:
         problem = _unreachable(error)
+    finally:
+        if SYSTEM_CLOCK.monotonic() - began_at > patience:
+            _pass_over_first(name)
     _end(client)
     raise StoreError(problem)
 
 
+def _pass_over_first(name: str) -> None:
+    """Have the next sessions of this process begin with the next server."""
+    _FIRST[name] += 1
+
+
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """A handler whose threads wait by our selector, which also works under eventlet."""
+    """A handler whose threads wait by our selector, which also works under eventlet.
+
+    Args:
+        patience: Seconds for a connection, and for the next part of a message. kazoo
+            gives each server its share of the time of a session.
+    """
+
+    def __init__(self, patience: float) -> None:
+        super().__init__()
+        self._patience = patience
+
+    def create_connection(self, *args: Any, **options: Any) -> Any:
+        """Return a socket that is connected."""
+        return super().create_connection(
+            *args, **{**options, "timeout": self._patience}
+        )
 
     def select(
         self,
@@ -779,6 +813,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         timeout: float | None = None,
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Return what can be read, and what can be written."""
+        if timeout is not None and len(to_read) + len(to_write) == 1:
+            timeout = min(timeout, self._patience)  # it does not wait for requests
         with new_selector() as selector:
             for files, event in (to_read, EVENT_READ), (to_write, EVENT_WRITE):
                 for file in files:

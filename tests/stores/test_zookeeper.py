@@ -598,6 +598,22 @@ def test_server_that_is_behind_refuses_nothing(
     assert not early
 
 
+def test_server_that_hangs_costs_a_process_one_wait(
+    zookeeper_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts a connection. The same session, and each later one, has another."""
+    works = zookeeper_store.rpartition(",")[2]
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        url = f"zookeeper://127.0.0.1:{hangs.getsockname()[1]},{works}"
+        monkeypatch.setitem(zookeeper._FIRST, ZooKeeper.name_of(url), 0)  # noqa: SLF001
+        for _ in range(5):
+            ZooKeeper(url, TIMEOUT).close()
+        hangs.settimeout(0)
+        hangs.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            hangs.accept()
+
+
 @pytest.mark.long
 def test_zookeeper_has_a_run_id(zookeeper_store: str) -> None:
     """Two sessions see one run id, and ``prepare`` keeps it."""
