@@ -246,7 +246,7 @@ class _LuaRuntime:
     def _hset(self, name: bytes, *words: Any) -> int:
         known = self._keys.hgetall(name)
         fields = {words[i]: _word(words[i + 1]) for i in range(0, len(words), 2)}
-        new = sum([field not in known for field in fields])
+        new = len(fields) - len(fields.keys() & known.keys())
         self._keys.hset(name, fields)
         return new
 

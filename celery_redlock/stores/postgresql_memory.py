@@ -82,7 +82,7 @@ class AssumedKeyspace(StoreKeyspace):
         if not self._has_time:
             raise NotRemembered
         self.is_timed = True
-        return super().now_us()
+        return self.time.earliest_us
 
     def pttl(self, name: bytes) -> int:
         """Refuse to tell when a key ends; tell that there is none."""
