@@ -340,21 +340,23 @@ class PostgreSQL:
         assumption = self._memory.assume(needs, self._identifier)
         if assumption is None:
             return None
-        replies = []
-        try:
-            for command in commands:
-                replies.append(run(command, self, assumption.keys))
-                assumption.note_counters(needs.stripes)
-        except NotRemembered:
-            return None
+        replies = self._memory.repeat(commands, assumption.keys.changes)
+        if replies is None:
+            replies = []
+            try:
+                for command in commands:
+                    replies.append(run(command, self, assumption.keys))
+                    assumption.note_counters(needs.stripes)
+            except NotRemembered:
+                return None
         changes = assumption.keys.changes
         if not assumption.is_writable(needs):
             return None
+        extends = self._memory.extends(changes)
+        if extends and not assumption.keys.is_timed:
+            self._memory.note_renewals(commands, replies, changes)
         so = assumption.as_sent(self._memory.place, self._process)
-        steps = [
-            lock(needs),
-            change(so, changes, extends=self._memory.extends(changes)),
-        ]
+        steps = [lock(needs), change(so, changes, extends=extends)]
         sent_at = SYSTEM_CLOCK.monotonic()
         try:
             *_, result = yield from self._statements.carry_out(steps)

@@ -26,6 +26,10 @@ the time        that it is past for the server, by 1 s at most. Only for scripts
                 ask for it: a grant, whose fence is at least this time
 ==============  ======================================================================
 
+A renewal that is asked again, word by word, gives the same reply and changes: it has
+asked for no time, and read nothing but its lock and the node's state, which are as they
+were. So its script is not run again.
+
 The time is the earliest that the server's clock can show: it is not before the last
 reply that told its time. So a fence is above all that were granted before that reply,
 as on the general way. The ends of locks are counted by the server.
@@ -37,16 +41,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.scripts.keyspace import HASH, STRING, Entry
+from celery_redlock.stores.commands import add_needs
 from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
 from celery_redlock.stores.keyspace import HEAD, StoreKeyspace
+from celery_redlock.stores.needs import Needs
 from celery_redlock.stores.postgresql_statements import NULL, Assumed, element, elements
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from celery_redlock.stores.connection import Command
     from celery_redlock.stores.keyspace import Cell, Changes
-    from celery_redlock.stores.needs import Needs
     from celery_redlock.stores.postgresql_statements import Said
 
     _Part: TypeAlias = tuple[bytes, frozenset[bytes]]
@@ -154,6 +160,14 @@ class _State(NamedTuple):
     said: Said
 
 
+class _Renewal(NamedTuple):
+    """A command that renews one lock, its reply, and the head of the lock after it."""
+
+    command: Command
+    reply: Any
+    head: Cell
+
+
 class Memory:
     """The rows that one connection has last read or written.
 
@@ -168,6 +182,7 @@ class Memory:
         self._seen: set[bytes] = set()  # rare keys that were there when last read
         self._fields: dict[tuple[bytes, bytes], Cell | None] = {}  # of hashes
         self._states: dict[_Part, _State] = {}  # made of these
+        self._renewals: dict[bytes, _Renewal] = {}  # by lock, as of these states
         self._clock = ServerClock()
 
     def assume(self, needs: Needs, run_id: bytes) -> Assumption | None:
@@ -216,6 +231,7 @@ class Memory:
                 if place not in self._fields or cell != self._fields[place]:
                     self._fields[place] = cell
                     self._states.clear()
+                    self._renewals.clear()
 
     def _state(self, name: bytes, fields: frozenset[bytes]) -> _State | None:
         """Return what is assumed of these fields of a hash; None if it is unknown."""
@@ -237,6 +253,8 @@ class Memory:
 
     def told(self, now_us: int, place: bytes, sent_at: float) -> None:
         """Remember what the server has told in reply to what was sent then."""
+        if place != self.place:
+            self._renewals.clear()
         self.place = place
         now = now_us / 1_000_000
         self._clock.observe(sent_at, SYSTEM_CLOCK.monotonic(), now, now)
@@ -245,6 +263,7 @@ class Memory:
         """Remember the locks that were written, and forget those that are gone."""
         for name in changes.wiped:
             self.locks.pop(name, None)
+            self._renewals.pop(name, None)
         for (name, field), cell in changes.written.items():
             if field == HEAD and name in needs.own and cell.value is not None:
                 self.locks[name] = cell.value
@@ -258,7 +277,43 @@ class Memory:
                 return False
         return True
 
+    def repeat(self, commands: Sequence[Command], changes: Changes) -> list[Any] | None:
+        """Renew locks as before, and return the replies; None if one must run."""
+        renewals = []
+        for command in commands:
+            one = self._renewals.get(_first_key(command))
+            if (
+                one is None
+                or one.command != command
+                or one.head.value != self.locks.get(one.head.name)
+            ):
+                return None
+            renewals.append(one)
+        changes.written.update({(one.head.name, HEAD): one.head for one in renewals})
+        return [one.reply for one in renewals]
+
+    def note_renewals(
+        self, commands: Sequence[Command], replies: Sequence[Any], changes: Changes
+    ) -> None:
+        """Note commands that have changed nothing but the ends of remembered locks."""
+        for command, reply in zip(commands, replies, strict=True):
+            name = _first_key(command)
+            known = self._renewals.get(name)
+            head = changes.written.get((name, HEAD))
+            if head is None or (known is not None and known.command == command):
+                continue
+            needs = Needs()
+            add_needs(needs, command)
+            if needs.names == needs.own == {name} and not needs.stripes:
+                self._renewals[name] = _Renewal(command, reply, head)
+        if len(self._renewals) > _MOST_LOCKS:
+            self._renewals.clear()
+
 
 def _places(name: bytes, fields: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
     """Return name and field of the cells: the head, then these fields."""
     return [(name, HEAD), *((name, b"." + field) for field in fields)]
+
+
+def _first_key(command: Command) -> bytes:
+    return command[3] if len(command) > 3 else b""  # noqa: PLR2004  (verb, script, count)

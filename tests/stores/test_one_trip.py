@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.scripts import FREE, GRANTED, TAKEN
-from celery_redlock.stores import postgresql_memory
+from celery_redlock.stores import postgresql, postgresql_memory
 from celery_redlock.stores.postgresql import PostgreSQL as Store
 from tests.harness.waiting import until
 from tests.stores.commands import VIEW, extend, release, script, vote
@@ -209,6 +209,38 @@ def test_locks_of_a_process_are_renewed_in_one_round_trip(site: Site) -> None:
     assert ends[0] * 1000 > site.now_us() + 30_000_000
 
 
+def test_script_of_a_renewal_runs_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next renewals of the lock only move its end, by the same statement."""
+    site.ours.run([site.acquire(b"a", b"t")])
+    site.ours.run([site.extend(b"a", b"t")])
+    site.change("expires_at = expires_at - 30000", site.key(b"a"))
+    monkeypatch.setattr(postgresql, "run", None)
+    with counted(site.ours) as trips:
+        replies = site.ours.run([site.extend(b"a", b"t")])
+
+    assert replies == [[GRANTED, 0]]
+    assert trips == [["lock", "extend if"]]
+    ends = "SELECT expires_at FROM redlock_keys WHERE name = %s"
+    (end,) = site.operator.execute(ends, (site.key(b"a"),)).fetchone() or (0,)
+    assert end * 1000 > site.now_us() + 30_000_000
+
+
+def test_renewal_in_other_words_runs_its_script(site: Site) -> None:
+    """Such as one with another token, or with another ttl."""
+    site.ours.run([site.acquire(b"a", b"t")])
+    site.ours.run([site.extend(b"a", b"t")])
+    longer = [*site.extend(b"a", b"t")[:-1], b"3600000"]
+
+    ((reply, *_),) = site.ours.run([site.extend(b"a", b"other")])
+    assert reply == TAKEN
+    assert site.ours.run([longer]) == [[GRANTED, 0]]
+    ends = "SELECT expires_at FROM redlock_keys WHERE name = %s"
+    (end,) = site.operator.execute(ends, (site.key(b"a"),)).fetchone() or (0,)
+    assert end * 1000 > site.now_us() + 1_800_000_000
+
+
 def test_several_locks_of_other_stripes_take_one_round_trip(site: Site) -> None:
     """Each gets a number above its counter, also if another client has raised it."""
     site.other.run([site.acquire(b"a", b"o"), site.acquire(b"b", b"o", b"4")])
@@ -233,24 +265,29 @@ CHANGES = {
     "the lock has another value": ("value = 'o'", "a", b""),
     "the lock is of another type": ("kind = 'hash'", "a", b""),
     "the lock is gone": ("name = name || 'gone'", "a", b""),
+    "the holder is asked to end": ("value = value || '\\012cancelled x'", "a", b""),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("verb", ["acquire", "extend", "release"])
+@pytest.mark.parametrize("verb", ["acquire", "extend", "extend again", "release"])
 @pytest.mark.parametrize("who", ["ours", "other"])
 def test_what_is_otherwise_is_noticed(
     site: Site, general: tuple[Store, Store], change: str, verb: str, who: str
 ) -> None:
-    """The reply and the rows are those of a client that assumes nothing."""
+    """The replies and the rows are those of a client that assumes nothing."""
     assignments, name, field = CHANGES[change]
     outcomes = []
     for one in (site, Site(general, site.operator)):
         one.ours.run([one.acquire(b"a", b"t", hint=STARTED)])
+        if verb == "extend again":
+            for _ in range(2):
+                one.ours.run([one.extend(b"a", b"t")])
         one.change(assignments, one.meta if name == "meta" else one.key(b"a"), field)
         hint = {"hint": STARTED} if verb == "acquire" else {}
-        (reply,) = getattr(one, who).run([getattr(one, verb)(b"a", b"t", **hint)])
-        outcomes.append((_masked(reply), _masked_rows(one)))
+        asked = getattr(one, verb.split(maxsplit=1)[0])(b"a", b"t", **hint)
+        replies = [getattr(one, who).run([asked]) for _ in range(2)]
+        outcomes.append((_masked(replies), _masked_rows(one)))
 
     assert outcomes[0] == outcomes[1]
 

@@ -113,9 +113,12 @@ def test_table_in_place_of_another_one_does_not_vote(database: str, key: str) ->
     url = database.format("ours")
     with closing(prepared(url)) as redlock:
         redlock.release(redlock.acquire(key))
+        held = redlock.acquire(f"{key}:held", 60.0)
+        assert [redlock.extend(held) for _ in range(2)] == [True, True]
         with psycopg.connect(url) as one:
             one.execute("ALTER TABLE redlock_keys RENAME TO dump")
             one.execute(CREATE)
             one.execute("INSERT INTO redlock_keys SELECT * FROM dump")
+        assert [redlock.extend(held) for _ in range(2)] == [False, False]
         with pytest.raises(QuorumUnreachable, match="is in quarantine"):
             redlock.acquire(key)
