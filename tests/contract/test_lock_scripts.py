@@ -105,6 +105,25 @@ def test_lock_that_a_clock_stored_that_was_ahead_ends_after_max_ttl(
     assert MAX_TTL - 2000 < subject.pttl(subject.lock) <= longest
 
 
+def test_start_that_a_clock_stored_that_was_ahead_ends_after_its_period(
+    subject: Subject,
+) -> None:
+    """Its run has begun after max_ttl and ten seconds, and the period begins then."""
+    subject.admit()
+    start = value(5) + b"\nlimit 3 60.0 imports\nlimit 9 30.0 all\nkept"
+    longest = round(1.02 * (MAX_TTL + 10_000 + 60_000))
+    subject.set(subject.lock, start, px=longest)
+    subject.acquire(OTHER)
+    assert subject.pttl(subject.lock) > longest - 5000  # such a one may be granted
+
+    subject.set(subject.lock, start, px=longest + 3_600_000)
+    reply = subject.acquire(OTHER)
+
+    most = subject.longest(longest)
+    assert is_taken(reply, start, at_least=longest, at_most=most)
+    assert longest - 5000 < subject.pttl(subject.lock) <= most
+
+
 @pytest.mark.parametrize("held", [b"foreign", value(5) + b"\nkept", b"a\nb\nc"])
 def test_only_locks_end_after_max_ttl(subject: Subject, held: bytes) -> None:
     """A permit for a start may be kept for a day, and a value of others is theirs."""
