@@ -84,26 +84,17 @@ def way_back(app: Celery, delivery: Mapping[str, Any]) -> dict[str, Any]:
     exchange to the one queue, which exists already. Where the broker delays calls, it
     goes through the exchange of that queue: only this one delays.
     """
-    exchange, key = delivery.get("exchange"), delivery.get("routing_key")
-    if not key or not exchange:
-        return {"queue": key, **_through("", key)} if key else {}
-    queues = _queues(app)
+    exchange, key = delivery.get("exchange") or "", delivery.get("routing_key") or ""
     if _delays_calls(app):
-        bare = _DELAY.sub("", key)
-        for queue in queues:
-            if queue.routing_key == bare and (
-                bare != key or queue.exchange.name == exchange
-            ):
-                if queue.exchange.type == "direct":  # which delays no call
-                    return {"queue": queue, **_through("", queue.name)}
-                return {"queue": queue, **_through(queue.exchange.name, bare)}
+        queue = _delayed_queue(app, exchange, key)
+        if queue is not None:
+            there = queue.exchange.name, queue.routing_key
+            return {"queue": queue, **_through(*there)}
+    name = _queue_name(app, exchange, key)
+    if not name:
         return {}
-    for queue in queues:
-        if _is_bound(queue, exchange, key):
-            name = queue.name
-            bare_queue = _KOMBU.Queue(name, _KOMBU.Exchange(""), routing_key=name)
-            return {"queue": bare_queue, "declare": [], **_through("", name)}
-    return {}
+    bare_queue = _KOMBU.Queue(name, _KOMBU.Exchange(""), routing_key=name)
+    return {"queue": bare_queue, "declare": [], **_through("", name)}
 
 
 def _through(exchange: str, key: str) -> dict[str, str]:
@@ -113,6 +104,35 @@ def _through(exchange: str, key: str) -> dict[str, str]:
     ``task_routes``, or of the task, and the call goes elsewhere.
     """
     return {"exchange": exchange, "routing_key": key}
+
+
+def _delayed_queue(app: Celery, exchange: str, key: str) -> Any:
+    """Return the queue of a delivery whose exchange delays calls; None for no such one.
+
+    A call that was delayed has the routing key of its queue behind the delay.
+    """
+    bare = _DELAY.sub("", key)
+    for queue in _queues(app):
+        if queue.exchange.type == "direct":
+            continue
+        if bare != key:
+            is_its_own = queue.routing_key == bare
+        elif exchange:
+            is_its_own = _is_bound(queue, exchange, key)
+        else:
+            is_its_own = queue.name == key
+        if is_its_own:
+            return queue
+    return None
+
+
+def _queue_name(app: Celery, exchange: str, key: str) -> str:
+    """Return the name of the queue of a delivery; ``""`` if it is not known."""
+    if not exchange:
+        return key  # of a message that was published straight to its queue
+    bound = (one for one in _queues(app) if _is_bound(one, exchange, key))
+    found = next(bound, None)
+    return "" if found is None else str(found.name)
 
 
 def is_broadcast(app: Celery, exchange: str) -> bool:

@@ -101,6 +101,7 @@ def test_call_finds_the_queue_that_it_came_from() -> None:
     assert found("celery_delayed_delivery", f"{'0.' * 27}1.own") == "own"
     assert found("another", "own") is None
     assert found("own", "unknown") is None
+    assert found("", "own") == "own"
     assert way_back(app, {}) == {}
     classic = app_on("amqp://here", task_queues=queues[1:])
     options = way_back(classic, {"exchange": "own", "routing_key": "own"})
@@ -183,6 +184,40 @@ def test_route_of_a_task_does_not_lead_a_call_away_from_its_queue(
 
         found = [channel.queue_purge(queue.name) for queue in queues]
         assert found == [1, 0]
+
+
+def test_call_goes_back_to_a_queue_that_only_the_main_process_knows() -> None:
+    """A worker was told to consume from it (``add_consumer``) after its pool forked."""
+    app = app_on("memory://", task_create_missing_queues=False)
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        channel.queue_declare("told")
+
+        app.send_task("pay", **way_back(app, {"exchange": "", "routing_key": "told"}))
+
+        assert channel.queue_purge("told") == 1
+
+
+def test_call_that_a_pattern_has_routed_is_delayed_for_its_queue() -> None:
+    """Celery would delay it for the default queue."""
+    library: Any = kombu  # has no types
+    exchange = library.Exchange("shop", type="topic")
+    mine = library.Queue(
+        "mine",
+        exchange,
+        routing_key="own.#",
+        queue_arguments={"x-queue-type": "quorum"},
+    )
+    app = app_on("amqp://here", task_queues=[library.Queue("celery"), mine])
+    delay = f"{'0.' * 27}1."
+
+    for delivery in [
+        {"exchange": "shop", "routing_key": "own.eu"},
+        {"exchange": "celery_delayed_delivery", "routing_key": f"{delay}own.#"},
+    ]:
+        options = way_back(app, delivery)
+        assert options["queue"].name == "mine"
+        assert (options["exchange"], options["routing_key"]) == ("shop", "own.#")
 
 
 def test_queue_with_several_bindings_is_found_by_each() -> None:
