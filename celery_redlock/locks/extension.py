@@ -77,7 +77,6 @@ class Extension:
         "_locks",
         "_meta",
         "_nodes",
-        "_stripes",
         "cancelled_by",
         "lease",
         "request",
@@ -94,11 +93,9 @@ class Extension:
         self.cancelled_by = ""
         self._nodes = nodes
         self._meta, self._locks = keys.meta, keys.locks(lease.key)
-        self._stripes = stripes_of(lease.key)
         if lease.choice is not None:
             for limit, name in lease.choice.call:
                 self._locks.append(lock_name(limit, name, keys))
-                self._stripes.append(self._stripes[0])
         self._guard, self._config = guard, guard.config
         self._extended: Ballot | None = None
         self._before = lease.renewal_ballot
@@ -175,6 +172,8 @@ class Extension:
             return len(yes) >= ballot.quorum or not ballot.pending
 
         lease = self.lease
+        stripes = stripes_of(lease.key)
+        stripes += stripes[:1] * (len(self._locks) - len(stripes))  # of the call
         self._extended = extended
         self.request = self._nodes.request(
             RESTORE,
@@ -185,7 +184,7 @@ class Extension:
                 lease.holder_info,
                 round(lease.ttl * _MS),
                 lease.fence,
-                *self._stripes,
+                *stripes,
             ],
             done_when=decided,
             is_obsolete=self._is_over,
@@ -198,7 +197,7 @@ class Extension:
 
 def _is_free(ballot: Ballot | None) -> bool:
     """Tell whether some node said that it is without the key."""
-    return ballot is not None and bool(ballot.indexes(VoteKind.FREE))
+    return ballot is not None and ballot.answered > ballot.granted + ballot.taken
 
 
 def _cancelled_by(replies: Sequence[Any]) -> str:
