@@ -293,9 +293,7 @@ def _no_drift() -> _Patches:
 
 
 def _release_by_del() -> _Patches:
-    return _edited(
-        "release", ("if owned(redis.call('GET', KEYS[i]), token) then", "if true then")
-    )
+    return _edited("release", ("if owned(value, token) then", "if true then"))
 
 
 def _release_of_one_key() -> _Patches:
