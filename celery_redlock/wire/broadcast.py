@@ -308,7 +308,12 @@ class Exchange:
         return made
 
     def close(self, *keep: Node) -> None:
-        """Close what no other exchange uses. Twice is harmless."""
+        """Close what no other exchange uses. Twice is harmless.
+
+        A driver that goes on afterwards, below a handler or in another thread, finds
+        nothing to send: the queue is its successor's.
+        """
+        self._urgent, self._others = self._queue = Queue.new()
         self.is_over = True
         for node in self.nodes:
             if node not in keep:
@@ -598,6 +603,8 @@ class Exchange:
         self._sleeps = False
 
     def _poll(self, timeout: float) -> None:
+        if self.is_over:
+            return
         selector = self._selector
         if selector is None or [n for n in self.nodes if n.needs_maintenance]:
             selector = self._maintain()
@@ -629,7 +636,7 @@ class Exchange:
 
     def _maintain(self) -> selectors.BaseSelector | None:
         """Take and begin connections. Return None where sockets cannot be watched."""
-        selector = self._selector or self._watch()
+        selector = None if self.is_over else self._selector or self._watch()
         if selector is None:
             return None
         unready = self._unready = [n for n in self.nodes if n.needs_maintenance]

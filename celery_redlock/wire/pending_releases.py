@@ -63,7 +63,10 @@ class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
 
     def due(self, now: float) -> Iterator[tuple[ScriptRequest, int]]:
         """Yield the requests to send now, as new requests."""
-        for name, entry in list(self.items()):
+        for name in list(self):  # not the items: a finaliser may come between tuples
+            entry = self.get(name)
+            if entry is None:
+                continue
             if entry.request.resend_until <= now:
                 self.pop(name, None)
             elif entry.due_at <= now:

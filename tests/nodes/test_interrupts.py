@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock import wire
+from celery_redlock.wire.broadcast import InFlight
 from tests.conftest import with_long
 from tests.harness.waiting import until
 from tests.interruptions import Visit, counts_places
 from tests.nodes.support import (
     ROOT,
     client,
+    locks,
     run_python,
     until_all_vote,
     until_nothing_is_left,
@@ -256,6 +258,42 @@ def test_lock_in_a_handler_costs_the_interrupted_acquire_a_second_try(
             redlock.release(lease)
             if not visit.was_raised:
                 break
+
+
+@counts_places
+def test_lock_in_a_handler_costs_no_release_of_another_thread(
+    shared_nodes: DevNodes, key: str
+) -> None:
+    """The interrupted driver takes nothing off the queue that others fill by then."""
+
+    def is_free() -> bool:
+        redlock.transport.drain(0.0)  # as the watchdog does
+        return not locks(shared_nodes, key)
+
+    with client(shared_nodes, node_timeout=3.0) as redlock:
+        transport: Any = redlock.transport
+        until_all_vote(redlock)
+        for at in itertools.count(1, EVERY):
+            until(lambda: transport._exchange.driver is None)  # noqa: SLF001
+            other = redlock.acquire(f"{key}-other")
+            request = redlock.release_request(
+                other.key, other.token, since=other.started_at
+            )
+            release = InFlight((request,), 0.0, sends=True, waits=False)
+
+            def use_and_release(release: InFlight = release) -> None:
+                use(redlock, f"{key}-handler")
+                # Another thread is about to send it.
+                transport._queue.others.append(release)  # noqa: SLF001
+
+            visit = Visit(at, WIRE, use_and_release)
+            with visit:
+                lease = redlock.acquire(key)
+            redlock.release(lease)
+            if not visit.was_raised:
+                redlock.release(other)
+                break
+            until(is_free, 10.0)  # long before its ttl
 
 
 # -- the end of a process --------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +24,8 @@ from tests.unit.lock.sockets import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery_redlock.testing import FakeClock
     from tests.unit.lock.sockets import Net
 
@@ -55,6 +58,32 @@ def test_release_is_sent_twice_a_second_apart() -> None:
     assert sent(pending, 11.0) == [("t", 1)]
     assert not pending
     assert sent(pending, 12.0) == []
+
+
+class _Finalised:
+    """A part of a cycle: the collector calls its finaliser at an allocation."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function, self._cycle = function, self
+
+    def __del__(self) -> None:
+        self._function()
+
+
+def test_finaliser_may_add_a_release_while_the_due_ones_are_listed() -> None:
+    """The thread that sends them meets no error, and each of them is sent."""
+    pending = PendingReleases()
+    tokens = [f"t{number}" for number in range(2 * gc.get_threshold()[0])]
+    for token in tokens:
+        pending.add(release_of(token), 0, now=10.0)
+    gc.collect()  # the next one comes after fewer allocations than there are releases
+    _Finalised(lambda: pending.add(release_of("late"), 0, now=10.0))
+
+    told = sent(pending, 10.0)
+
+    gc.collect()
+    told += [one for one in sent(pending, 10.0) if one not in told]
+    assert sorted(told) == sorted((token, 0) for token in ["late", *tokens])
 
 
 def test_release_is_dropped_at_its_end() -> None:
