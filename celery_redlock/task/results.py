@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -48,27 +49,34 @@ def _read(task: Task, task_id: str) -> Mapping[str, Any]:
     try:
         meta = task.backend.get_task_meta(task_id, cache=False)
     except Exception:
-        if not close_old_connections():
+        if not _close_dead_connections():
             raise
         meta = task.backend.get_task_meta(task_id, cache=False)
     return meta
 
 
-def close_old_connections() -> bool:
-    """Let Django close the dead and old connections that this thread has to databases.
+def _close_dead_connections() -> bool:
+    """Close connections of this thread to Django's databases that have died.
 
-    Django does it around requests, and Celery around tasks. Where the results are in a
-    database of Django, a thread of another kind would keep a connection for ever, also
-    one that the database has closed.
+    Django does it around requests, and Celery around tasks. Where results are in a
+    database, other threads would not read one any more when it has restarted.
 
     Returns:
-        Whether Django is used here.
+        Whether there was one.
     """
     database = sys.modules.get("django.db")
-    if database is None:
-        return False
-    try:
-        database.close_old_connections()
-    except Exception:  # noqa: BLE001  (of settings, of drivers, of an event loop)
-        return False
-    return True
+    has_closed = False
+    with suppress(Exception):  # of settings, of drivers, of an event loop
+        for one in database.connections.all(initialized_only=True) if database else ():
+            is_failed = one.connection is not None and one.errors_occurred
+            if is_failed and not one.in_atomic_block and not one.is_usable():
+                one.close()
+                has_closed = True
+    return has_closed
+
+
+def close_old_connections() -> None:
+    """Let Django close the connections that this thread does not need any more."""
+    if database := sys.modules.get("django.db"):
+        with suppress(Exception):  # of settings, of drivers
+            database.close_old_connections()

@@ -6,7 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import transaction
+from celery.backends.base import BaseBackend
+from django.db import connection, transaction
 
 from celery_redlock import DuplicateTask
 from celery_redlock.line.claims import Claims
@@ -101,6 +102,27 @@ def test_claim_of_a_savepoint_is_released_with_the_transaction(worker: Worker) -
         assert is_claimed(worker)
 
     assert not is_claimed(worker)
+
+
+def test_result_that_cannot_be_read_costs_no_connection(worker: Worker) -> None:
+    """The session of the caller keeps its temporary tables, locks and settings."""
+
+    class Unreadable(BaseBackend):
+        persistent = True
+
+        def get_task_meta(self, task_id: str, **_: Any) -> Any:
+            raise ValueError(task_id)
+
+    ship = shipping(worker)
+    first = ship.delay(1)
+    ship.backend = Unreadable(app=worker.app)
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TEMPORARY TABLE ours (number integer)")
+
+    assert ship.delay(1).id == first.id
+
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TABLE ours")
 
 
 def test_claim_of_another_job_is_kept(worker: Worker) -> None:
