@@ -58,7 +58,7 @@ _LATEST = 10.0  # seconds
 _DELAYED = ("countdown", "eta", "retries")
 _TOO_FEW = (
     "%s[%s] is published without a place in its line, because too few nodes answered: "
-    "a later call may run before it. (%d more such lines were held back.)"
+    "a later call may run before it.%s"
 )
 _limit = LogLimit()
 
@@ -165,7 +165,8 @@ def _number(message: SentMessage) -> None:
     if number is None:
         extra = log_fields("unnumbered", task=task.name, task_id=task_id, key=key)
         if (held_back := _limit.take()) is not None:
-            log.warning(_TOO_FEW, task.name, task_id, held_back, extra=extra)
+            others = held_back and f" ({held_back} more such lines were held back.)"
+            log.warning(_TOO_FEW, task.name, task_id, others or "", extra=extra)
         return
     place = {"published": number, "line": (key, margin)}
     message.headers.update(with_fields(message.headers, **place))

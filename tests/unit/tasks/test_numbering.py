@@ -164,3 +164,4 @@ def test_call_is_published_without_nodes(
 
     assert worker.messages() == [sent.id]
     assert "too few nodes answered" in caplog.text
+    assert "held back" not in caplog.text  # it is the first line
