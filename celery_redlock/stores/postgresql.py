@@ -363,7 +363,7 @@ class PostgreSQL:
         except errors.ReadOnlySqlTransaction:  # who changes nothing gets a reply
             yield from self._roll_back()
             return None
-        done = changed(result)
+        done = changed(result, so)
         self._told(done.now_us, done.place, done.process, sent_at)
         if done.is_so:
             self._memory.wrote(changes, needs)

@@ -381,18 +381,19 @@ class Changed(NamedTuple):
     cells: list[Cell] | None
 
 
-def changed(result: PGresult) -> Changed:
-    """Return what the result of `change` says."""
-    get = result.get_value
-    now, place, process, is_so, rows = [get(0, at) or b"" for at in range(5)]
-    from_bytes = int.from_bytes
+def changed(result: PGresult, so: Assumed) -> Changed:
+    """Return what the result of `change` says about what was assumed."""
+    get, from_bytes = result.get_value, int.from_bytes
+    now, is_so, rows = [from_bytes(get(0, at) or b"", "big") for at in (0, 3, 4)]
+    if is_so:
+        return Changed(now, so.place, so.process, is_so=True, rows=rows, cells=None)
     return Changed(
-        from_bytes(now, "big"),
-        place,
-        from_bytes(process, "big"),
-        is_so == b"\x01",
-        from_bytes(rows, "big"),
-        [*_cells(result, 1, range(5, 11))] if result.nfields > 5 else None,  # noqa: PLR2004
+        now,
+        get(0, 1) or b"",
+        from_bytes(get(0, 2) or b"", "big"),
+        is_so=False,
+        rows=rows,
+        cells=[*_cells(result, 1, range(5, 11))] if result.nfields > 5 else None,  # noqa: PLR2004
     )
 
 
