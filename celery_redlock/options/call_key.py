@@ -315,7 +315,8 @@ class KeyRule:
             raise FingerprintError(
                 f"Argument {name!r} of {self.task} ({_type_name(value)}) cannot be "
                 f"part of a key: {error}. Nothing was sent or locked. Leave it out "
-                "with unique_on=[...], or name the call with key=...."
+                "with unique_on=[...], or let a function name the call: "
+                f"key=lambda {name}: ...."
             ) from error
 
     def _check_names(self, what: str, *, are_several: bool) -> None:

@@ -748,6 +748,17 @@ def test_argument_that_cannot_be_reduced_is_named(value: Any, fault: str) -> Non
     assert "key=" in str(e.value)
 
 
+def test_object_in_a_template_is_refused_with_a_remedy_that_works() -> None:
+    """A template looks at no attribute, and a function may: of a model, for example."""
+
+    class Model:
+        pk = 7
+
+    with pytest.raises(FingerprintError, match=r"a function .* key=lambda b: \.\."):
+        rule_of(key="order:{b.pk}").key_of([1, Model()], {})
+    assert rule_of(key=lambda b: f"order:{b.pk}").key_of([1, Model()], {}) == "order:7"
+
+
 def test_marker_that_no_worker_can_decode_is_named() -> None:
     """A dict that imitates a type of kombu's fails before it is sent."""
     value = {"__type__": "unknown", "__value__": 1}
