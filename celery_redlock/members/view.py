@@ -262,7 +262,10 @@ def _differing_settings(
         settings.append("redlock_nodes to the same nodes")
     difference = f"{' and '.join(has)}; this client has {' and '.join(client_has)}"
     move = "move the nodes to yours with `celery -A proj redlock reconfigure`"
-    return (
-        f"are at epoch {epoch} with {difference}",
-        f"Set {' and '.join(settings)}, or {move}",
-    )
+    remedy = f"Set {' and '.join(settings)}, or {move}"
+    if there.labels != here.labels and len(there.labels) == len(here.labels) == 1:
+        remedy += (
+            ". If it is the same server or cluster, at another address or with other "
+            f'members, keep its name: {{"url": …, "name": "{there.labels[0]}"}}'
+        )
+    return f"are at epoch {epoch} with {difference}", remedy

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.errors import LockHeld, RedlockError
+from celery_redlock.errors import LockHeld, QuorumUnreachable, RedlockError
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.reconfigure import reconfigure
 from celery_redlock.stores.connection import StoreError
@@ -92,6 +92,27 @@ def test_deployment_moves_from_store_to_store(
                     earlier.acquire("k")
             redlock.release(lease)
     assert fences == sorted(set(fences))
+
+
+def test_cluster_keeps_its_name_when_a_member_is_replaced(cluster: DevStore) -> None:
+    """The error of a client with another list of members says how, and locks stay."""
+    (url,) = cluster.urls
+    others = url.rpartition(",")[0]
+    with ExitStack() as stack:
+
+        def service(node: Any) -> Redlock:
+            return stack.enter_context(closing(Redlock([node], **PATIENT)))
+
+        old, renamed = service(url), service(others)
+        lease = old.acquire("kept")
+        with pytest.raises(QuorumUnreachable) as refused:
+            renamed.acquire("kept")
+        assert f'"name": "{old.labels[0]}"' in str(refused.value)
+        new = service({"url": others, "name": old.labels[0]})
+        with pytest.raises(LockHeld):
+            new.acquire("kept")
+        old.release(lease)
+        new.release(new.acquire("kept"))
 
 
 @pytest.mark.parametrize("cluster", ["zookeeper"], indirect=True)
