@@ -54,7 +54,13 @@ def __getattr__(name: str) -> Any:
     from django.contrib import admin  # noqa: PLC0415  (not before Django is set up)
     from django.urls import path  # noqa: PLC0415
 
-    globals()[name] = found = [path("admin/", admin.site.urls)]
+    from celery_redlock.contrib.django.admin import HeldLockAdmin  # noqa: PLC0415
+    from celery_redlock.contrib.django.models import HeldLock  # noqa: PLC0415
+
+    ops = admin.AdminSite(name="ops")
+    ops.register(HeldLock, HeldLockAdmin)
+    found = [path("admin/", admin.site.urls), path("ops/", ops.urls)]
+    globals()[name] = found
     return found
 
 

@@ -271,6 +271,21 @@ def test_release_that_is_confirmed_is_done_and_logged(site: Site) -> None:
     assert entries()[0] == (site.name, "k/ü?&=", f"Released {fact}.")
 
 
+def test_pages_of_another_site_lead_to_that_site(site: Site) -> None:
+    """A project may have an admin for its operators, beside the usual one."""
+    site.hold()
+    browser = site.log_in(MAY)
+    ops = LIST.replace("/admin/", "/ops/")
+
+    listed = browser.get(ops).content.decode()
+    asked = browser.get(f"{ops}release/?key=k").content.decode()
+    done = browser.post(f"{ops}release/", confirmed(browser, "k"))
+
+    assert f'href="{ops}release/?key=k"' in listed
+    assert '"/admin/' not in listed + asked
+    assert done.headers["Location"] == ops
+
+
 def test_release_leaves_a_new_holder_alone(site: Site) -> None:
     """A client that acquired the lock meanwhile keeps it, and nothing is logged."""
     lease = site.hold()

@@ -98,7 +98,7 @@ class HeldLockAdmin(admin.ModelAdmin):
             return self._page(request, "held_locks", "Held locks", {})
         context: dict[str, Any] = {"pattern": pattern, "everything": everything}
         may_release = request.user.has_perm(_RELEASE)
-        style = PageStyle(_question_url if may_release else None, _local)
+        style = PageStyle(self._question_url if may_release else None, _local)
         try:
             redlock = runtime_of(celery_app()).redlock
             seen = scan(redlock, pattern or "*")
@@ -128,10 +128,10 @@ class HeldLockAdmin(admin.ModelAdmin):
             if request.method == "POST":
                 values = asked.confirmed(request.POST.getlist("shown"))
                 self._release(request, key, values)
-                return redirect(_LIST)
+                return redirect(self._url(_LIST))
         except RedlockError as error:
             messages.warning(request, str(error))
-            return redirect(_LIST)
+            return redirect(self._url(_LIST))
         style = PageStyle(at=_local)
         context: dict[str, Any] = {
             "key": key,
@@ -165,6 +165,7 @@ class HeldLockAdmin(admin.ModelAdmin):
     def _page(
         self, request: HttpRequest, template: str, title: str, context: dict[str, Any]
     ) -> HttpResponse:
+        request.current_app = self.admin_site.name  # for the links of the template
         everything = {
             **self.admin_site.each_context(request),
             "opts": HeldLock._meta,  # noqa: SLF001  (so Django's own templates have it)
@@ -172,6 +173,14 @@ class HeldLockAdmin(admin.ModelAdmin):
             **context,
         }
         return TemplateResponse(request, f"celery_redlock/{template}.html", everything)
+
+    def _question_url(self, key: str) -> str:
+        """Return the address of the page that asks before a lock is released."""
+        return f"{self._url(_QUESTION)}?{urlencode({'key': key})}"
+
+    def _url(self, name: str) -> str:
+        """Return the address of a page in this site: a project may have several."""
+        return str(reverse(name, current_app=self.admin_site.name))
 
 
 class _ReadOnly(admin.ModelAdmin):
@@ -216,11 +225,6 @@ class OutboxMessageAdmin(_ReadOnly):
     ordering = ("written_at",)
     search_fields = ("=id", "task")
     exclude = ("body",)
-
-
-def _question_url(key: str) -> str:
-    """Return the address of the page that asks before a lock is released."""
-    return f"{reverse(_QUESTION)}?{urlencode({'key': key})}"
 
 
 def _local(seconds: float) -> str:
