@@ -184,7 +184,7 @@ class GatedScheduler(_Base):
                 with ExitStack() as recorded:
                     given = producer or self.producer
                     gate = DeadlineProducer(given, self.term, until_recorded=recorded)
-                    message = _with_slot(entry, due)
+                    message = self._message(entry, due)
                     result = super().apply_async(
                         message, producer=gate, advance=False, **options
                     )
@@ -260,6 +260,14 @@ class GatedScheduler(_Base):
             extra=log_fields("slot-missed", slot=name),
         )
 
+    def _message(self, entry: ScheduleEntry, due: int) -> ScheduleEntry:
+        """Return the entry with the name of the slot in the headers of its message."""
+        if self.term.record.comes_again(entry.name, due):
+            return entry  # a task drops a name that it has seen
+        headers = dict(entry.options.get("headers") or {})
+        headers[HEADER] = {"slot": slot_name(entry.name, due)}
+        return copy_of(entry, options={**entry.options, "headers": headers})
+
     def _record_sent(
         self, entry: ScheduleEntry, due: int, reserved: ScheduleEntry | None
     ) -> None:
@@ -289,13 +297,6 @@ class GatedScheduler(_Base):
 def gated_class(scheduler: type) -> Any:
     """Return a subclass of a scheduler that sends only while its term lasts."""
     return type(f"Gated{scheduler.__name__}", (GatedScheduler, scheduler), {})
-
-
-def _with_slot(entry: ScheduleEntry, due: int) -> ScheduleEntry:
-    """Return the entry with the name of the slot in the headers of its message."""
-    headers = dict(entry.options.get("headers") or {})
-    headers[HEADER] = {"slot": slot_name(entry.name, due)}
-    return copy_of(entry, options={**entry.options, "headers": headers})
 
 
 def _comes_from(

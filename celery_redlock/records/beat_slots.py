@@ -101,6 +101,7 @@ class SlotRecord:
         self._slots_key = redlock.keys.slots(key)
         self._known: dict[str, int] = {}
         self._to_note: dict[str, int | str] = {}
+        self._ahead: dict[str, int] = {}  # of a clock that was ahead
 
     def __iter__(self) -> Any:
         return iter(list(self._known))
@@ -108,6 +109,13 @@ class SlotRecord:
     def upto(self, entry: str) -> int | None:
         """Return the instant until which an entry was handled; None if it never was."""
         return self._known.get(entry)
+
+    def comes_again(self, entry: str, due: int) -> bool:
+        """Tell whether a clock that was ahead may have sent this slot before its time.
+
+        It is another run now, and not a second message of the same slot.
+        """
+        return due <= self._ahead.get(entry, 0)
 
     @property
     def is_behind(self) -> bool:
@@ -156,6 +164,7 @@ class SlotRecord:
                     name,
                     ahead,
                 )
+                self._ahead[name] = instant
             self._known[name] = now if ahead > MOST_AHEAD else instant
         # A node that was away, or has forgotten, learns this with the next note.
         for pairs in notes:

@@ -49,6 +49,32 @@ def test_clock_that_is_set_back_silences_no_entry(
     assert f"was set back by {step:.0f} s" in site.log.text
 
 
+def test_slots_that_come_again_after_the_clock_was_set_back_have_no_names(
+    site: Site,
+) -> None:
+    """A task would drop them as second messages of slots that it has run.
+
+    The slots after those have names again.
+    """
+    first, second = site.start(), site.start()
+    run(2.5 * MINUTE, first, second)
+    site.clock.step_wall(-5 * MINUTE)
+    run(2 * MINUTE, first, second)
+    first.stop()
+    run(5 * MINUTE, first, second)
+
+    minutes = [(one.by, one.slot[-14:-6]) for one in site.sent]
+    assert minutes == [
+        ("a", "12:01:00"),
+        ("a", "12:02:00"),
+        ("a", ""),
+        ("a", ""),
+        *[("b", "")] * 3,
+        ("b", "12:03:00"),
+        ("b", "12:04:00"),
+    ]
+
+
 @pytest.mark.parametrize("step", [-20.0, 20.0])
 def test_clock_that_is_set_a_little_changes_no_slot(site: Site, step: float) -> None:
     """Each slot is sent once, and nothing is logged."""
