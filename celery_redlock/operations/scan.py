@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 from celery_redlock.basics.glob import escaped
 from celery_redlock.locks.lease import Holder, family_of
+from celery_redlock.locks.limits import MOST_PERMITS, Limit
 from celery_redlock.operations.inspect import (
     NodeState,
     NodeStatus,
@@ -39,7 +40,7 @@ from celery_redlock.wire.requests import all_answered
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from celery_redlock.locks.limits import Limit, Limits
+    from celery_redlock.locks.limits import Limits
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.wire.client import NodeClient, PerNode
 
@@ -188,15 +189,24 @@ class Scan:
         return [seen for seen in self.found if seen.is_held is False]
 
 
-def scan(redlock: Redlock, pattern: str = "*", kind: Kind = "lock") -> Scan:
+def scan(
+    redlock: Redlock,
+    pattern: str = "*",
+    kind: Kind = "lock",
+    *,
+    names: Iterable[str] = (),
+) -> Scan:
     """List the locks, claims or cool-downs on all nodes.
 
     Args:
         redlock: The lock service.
         pattern: Which keys; ``*``, ``?`` and ``[...]`` mean what they mean in Redis.
         kind: What to list.
+        names: All names that the pattern can find, if they are known. A server is then
+            asked for these, and does not look through all keys of its database.
     """
     head = getattr(redlock.keys, kind)("")
+    wanted = [f"{head}{name}".encode(errors="replace") for name in names]
     # Key -> value -> ms left on each node. Plain dicts, as there may be 100,000 keys.
     sightings: defaultdict[bytes, dict[bytes, list[int]]] = defaultdict(dict)
     counts = dict.fromkeys(redlock.labels, 0)
@@ -210,7 +220,12 @@ def scan(redlock: Redlock, pattern: str = "*", kind: Kind = "lock") -> Scan:
 
     def visit(client: NodeClient) -> None:
         known: set[bytes] = set()
-        for keys, replies in client.scan(escaped(head) + pattern, "GET", "PTTL"):
+        told = (
+            client.look_up(wanted, "GET", "PTTL")
+            if wanted and not client.is_store
+            else client.scan(escaped(head) + pattern, "GET", "PTTL")
+        )
+        for keys, replies in told:
             with mutex:
                 for key, value, left in zip(
                     keys, replies[::2], replies[1::2], strict=True
@@ -347,7 +362,9 @@ def permits_of(redlock: Redlock, key: str) -> list[LimitInUse]:
 
     The limit of holders at once comes before that of starts.
     """
-    found = scan(redlock, f"{escaped(key)}*").found
+    most = Limit(key, MOST_PERMITS), Limit(key, MOST_PERMITS, period=1.0)
+    names = [name for limit in most for name in limit.names()]
+    found = scan(redlock, f"{escaped(key)}*", names=names).found
     heads = (f"{key}{PERMIT}", f"{key}{START}")
     ours = [seen for seen in found if seen.key == key or seen.key.startswith(heads)]
     limits = [one for one in limits_in_use(ours) if one.limit.key == key]

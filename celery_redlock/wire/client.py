@@ -46,6 +46,7 @@ class NodeClient:
 
     Attributes:
         label: The node's name.
+        is_store: Whether it is a database, an etcd or a ZooKeeper.
         facts: What the server said about itself.
         database: The number of the database.
         user: The name of our user on the node; ``""`` for Redis's default user.
@@ -62,7 +63,7 @@ class NodeClient:
         )
         if isinstance(opened, str):
             raise NodeUnreachable(opened)
-        self.label = address.name
+        self.label, self.is_store = address.name, address.is_store
         self.facts = opened.facts
         self.database, self.user = 0, ""
         if not isinstance(opened, StoreConnection):
@@ -140,12 +141,18 @@ class NodeClient:
                 raise NodeUnreachable(refusal_of(str(reply)))
             cursor, names = reply
             keys = [name for name in names if matches(name)]
-            for start in range(0, len(keys), BATCH):  # a store replies with all keys
-                part = keys[start : start + BATCH]
-                yield part, self._ask_of_each(part, commands)
+            yield from self.look_up(keys, *commands)  # a store replies with all keys
             if cursor == b"0":
                 return
             SYSTEM_CLOCK.sleep(_PAUSE)
+
+    def look_up(
+        self, keys: list[bytes], *commands: str
+    ) -> Iterator[tuple[list[bytes], list[Any]]]:
+        """Yield these keys in batches, as ``scan`` does; a node may lack them."""
+        for start in range(0, len(keys), BATCH):
+            part = keys[start : start + BATCH]
+            yield part, self._ask_of_each(part, commands)
 
     def _ask_of_each(self, keys: list[bytes], commands: Sequence[str]) -> list[Any]:
         """Send these commands about each key, and return the replies key by key."""

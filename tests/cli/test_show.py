@@ -52,6 +52,22 @@ def test_show_names_another_holder_on_one_node(project: Project) -> None:
     assert "2 of 3 nodes" in run.out
 
 
+def test_key_is_found_without_a_look_through_the_database(project: Project) -> None:
+    """A Redis that is shared may have millions of other keys, and a minute of SCAN."""
+
+    def looks() -> list[object]:
+        told = [node.command("INFO", "commandstats") for node in project.nodes]
+        return [stats.get("cmdstat_scan", {}).get("calls") for stats in told]
+
+    project.hold("invoice:42")
+    before = looks()
+
+    assert project.redlock("show", "invoice:42").code == 0
+    assert project.redlock("release", "invoice:42", "--yes").code == 0
+
+    assert looks() == before
+
+
 # -- permits ---------------------------------------------------------------------
 
 
