@@ -143,8 +143,7 @@ class _Child:
         self._is_lost = self._is_told = False
         # A shell that ends leaves the programs behind that it has started, and they
         # work on without the lock. A terminal sends its signals to one group only.
-        at_terminal = sys.stdin is not None and sys.stdin.isatty()
-        self._has_group = sys.platform != "win32" and not at_terminal
+        self._has_group = sys.platform != "win32" and not _has_terminal()
 
     @property
     def code(self) -> int:
@@ -219,3 +218,12 @@ class _Child:
         except (ProcessLookupError, PermissionError):  # all have ended
             return False
         return True
+
+
+def _has_terminal() -> bool:
+    """Tell whether a terminal controls this process: programs may ask there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+    except OSError:
+        return False
+    return True

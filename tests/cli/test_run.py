@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -272,6 +273,24 @@ def test_programs_that_the_command_started_end_with_it(
 
     assert process.returncode == (76 if is_lost else 143)
     assert not is_alive(pid)
+
+
+AT_TERMINAL = "import pty, sys; pty.spawn(sys.argv[1:])"
+
+
+def test_command_can_ask_at_the_terminal_beside_a_pipe(
+    shared_nodes: DevNodes, key: str
+) -> None:
+    """As programs do that ask for a password."""
+    asks = ["sh", "-c", "read said < /dev/tty; echo got-$said; cat"]
+    line = shlex.join(words(shared_nodes, "run", key, *asks))
+    shell = [sys.executable, "-c", AT_TERMINAL, "sh", "-c", f"echo data | {line}"]
+
+    done = subprocess.run(  # noqa: S603  (our own command)
+        shell, input=b"hello\n", capture_output=True, timeout=60, check=True
+    )
+
+    assert b"got-hello\r\ndata" in done.stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux does it")
