@@ -62,6 +62,7 @@ import os
 import random
 import secrets
 import socket
+import struct
 from contextlib import suppress
 from functools import lru_cache
 from selectors import EVENT_READ, EVENT_WRITE
@@ -134,6 +135,13 @@ _PLAIN = " :"  # besides letters and digits, in the names of znodes
 _MISSING = -1  # the version of a znode that does not exist
 _NO_VERSION = 2**31 - 1  # which no znode has
 _REMEMBERED = 10_000  # keys
+# A request for a session: length, protocol, zxid, ms, session, and its password.
+_HELLO = struct.pack("!iiqiqi16s", 44, 0, 0, 1000, 0, 16, b"")
+_CLOSES = (
+    "closes our connections; start the servers that are down, and look into its log: "
+    "without a majority of them it serves nobody, and it takes so many connections of "
+    "one host as maxClientCnxns says (60 by default)"
+)
 # Name -> number of the server with which the sessions of this process begin.
 _FIRST: dict[str, int] = {}
 _RANDOM = random.SystemRandom()  # forked children must not sweep the same keys
@@ -775,11 +783,26 @@ def _started(url: str, timeout: float) -> KazooClient:
         problem = f"has no node {_chroot(url)}; create it first"
     except (KazooException, KazooTimeoutError) as error:
         problem = _unreachable(error)
+        share = patience / len(servers)
+        if any(_closes(where, share) for where in servers_in(url, _PORT)):
+            problem = _CLOSES
     finally:
         if SYSTEM_CLOCK.monotonic() - began_at > patience:
             _pass_over_first(name)
     _end(client)
     raise StoreError(problem)
+
+
+def _closes(where: tuple[str, int], patience: float) -> bool:
+    """Tell whether a server accepts a connection, and closes it without a reply."""
+    try:
+        with socket.create_connection(where, patience) as sock:
+            sock.sendall(_HELLO)
+            return not sock.recv(1)
+    except (BrokenPipeError, ConnectionResetError):
+        return True
+    except OSError:
+        return False
 
 
 def _pass_over_first(name: str) -> None:

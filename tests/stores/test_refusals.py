@@ -660,6 +660,22 @@ def test_zookeeper_that_refuses_later_is_told_and_used_again(zookeeper: str) -> 
 
 
 @pytest.mark.long
+def test_zookeeper_without_a_majority_is_told() -> None:
+    """The server that runs accepts connections, and closes them."""
+    with store_servers("zookeeper") as ensemble:
+        for one in ensemble.nodes[:2]:
+            one.kill()
+        with closing(Redlock(ensemble.urls, connect_timeout=1.0)) as redlock:
+
+            def told() -> list[str]:
+                found = diagnose(redlock, span=0.1)
+                return [str(it) for it in found if it.code == "unreachable"]
+
+            until(lambda: "closes our connections" in "".join(told()))
+            assert "Start the servers that are down, and look into" in "".join(told())
+
+
+@pytest.mark.long
 def test_quota_of_zookeeper_is_told_with_its_remedy(zookeeper: str) -> None:
     """It is no change of another client, so a request is refused at once."""
     url, quota = f"{zookeeper.format('')}/small", "/zookeeper/quota/small/redlock"
