@@ -114,19 +114,21 @@ class CompareAndSwapStore(Loader, StoreFacts, Protocol):
             return done
         is_one = len(commands) == 1
         tries = _TRIES if is_one else _TRIES_TOGETHER if self._fits(needs) else 0
-        is_newest = self._reads_newest
-        for times in range(tries):
-            if times:
-                pause = doubled(_FIRST_PAUSE, times, _LONGEST_PAUSE)
+        conflicts, is_newest = 0, self._reads_newest
+        while conflicts < tries:
+            if conflicts:
+                pause = doubled(_FIRST_PAUSE, conflicts, _LONGEST_PAUSE)
                 SYSTEM_CLOCK.sleep(jittered(pause, 0.0))
             keys = self._snapshot(needs, is_newest=is_newest)
             replies = [run(command, self, keys) for command in commands]
             if keys.changes:
                 if self._commit(keys, needs):
                     return replies
+                conflicts += 1
             elif is_newest or needs.is_read:
                 return replies
-            is_newest = is_newest or not keys.changes
+            else:
+                is_newest = True
         if is_one:
             return [ErrorReply("BUSY other processes change the same keys")]
         half = len(commands) // 2
