@@ -139,8 +139,8 @@ _REMEMBERED = 10_000  # keys
 _HELLO = struct.pack("!iiqiqi16s", 44, 0, 0, 1000, 0, 16, b"")
 _CLOSES = (
     "closes our connections; start the servers that are down, and look into its log: "
-    "without a majority of them it serves nobody, and it takes so many connections of "
-    "one host as maxClientCnxns says (60 by default)"
+    "without a majority of them it serves no client, and it takes so many connections "
+    "of one host as maxClientCnxns says (60 by default)"
 )
 # Name -> number of the server with which the sessions of this process begin.
 _FIRST: dict[str, int] = {}
