@@ -8,7 +8,7 @@
                 ▼
            the project's scheduler ticks while the term lasts ──► at ttl / 3 at most
                 │ lost: that scheduler is discarded, this beat stands by
-                │ the wall clock was set: it is discarded, and made anew
+                │ the wall clock was set: it is discarded, this beat resigns
                 ▼
              campaign ...
 
@@ -121,8 +121,12 @@ class RedlockScheduler(Scheduler):
             self._is_busy = False
 
     def _tick(self, *args: Any, **kwargs: Any) -> float:
-        term, gated = self.elector.campaign(), self._gated
-        if gated is not None and not self._goes_on(gated, term):
+        gated = self._gated
+        if gated is not None and gated.term.clock_was_set:
+            self._hand_over(gated)
+            return _RETRY
+        term = self.elector.campaign()
+        if gated is not None and gated.term.term is not term:
             self._gated = None
             inner_schedulers.discard(gated)
         if term is not None and self._gated is None:
@@ -147,23 +151,24 @@ class RedlockScheduler(Scheduler):
             gated.term = gated.term._replace(since=began)
         return min(wanted, pause)
 
-    def _goes_on(self, gated: GatedScheduler, term: Term | None) -> bool:
-        """Tell whether the project's scheduler belongs to this term, and to its time.
+    def _hand_over(self, gated: GatedScheduler) -> None:
+        """Resign, because the clock of this machine was set.
 
-        If the clock of this machine was set, a new one goes on from the slots on the
-        nodes, as that of another beat would.
+        Another beat leads, whose clock may be right. If there is none, this one goes on
+        from the slots on the nodes. A machine that was suspended without its monotonic
+        clock does not know that its term has ended.
         """
-        if gated.term.term is not term or not gated.term.clock_was_set:
-            return gated.term.term is term
         step = gated.term.clock_step
         log.warning(
-            "The clock of this machine was set %s by %.0f s. The schedule goes on from "
-            "the time that it shows now.",
+            "The clock of this machine was set %s by %.0f s. The next leader goes on "
+            "from the time that its clock shows.",
             "forward" if step > 0 else "back",
             abs(step),
             extra=log_fields("beat-clock-set", seconds=step),
         )
-        return False
+        self._gated = None
+        inner_schedulers.discard(gated)
+        self.elector.resign()
 
     def _begin_term(self, term: Term) -> GatedScheduler | None:
         """Make the project's scheduler anew, after loading the record of sent slots."""

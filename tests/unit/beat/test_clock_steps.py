@@ -49,6 +49,21 @@ def test_clock_that_is_set_back_silences_no_entry(
     assert f"was set back by {step:.0f} s" in site.log.text
 
 
+@pytest.mark.parametrize("step", [-HOUR, HOUR])
+def test_beat_whose_clock_was_set_hands_over(site: Site, step: float) -> None:
+    """The other beat leads within half a second, and the first one stands by."""
+    first, second = site.start(), site.start()
+    run(2.5 * MINUTE, first, second)
+    before = len(site.sent)
+
+    site.clock.step_wall(step)
+    run(3 * MINUTE, first, second)
+
+    assert second.leads
+    assert set(site.senders()[:before]) == {"a"}
+    assert set(site.senders()[before:]) == {"b"}
+
+
 def test_slots_that_come_again_after_the_clock_was_set_back_have_no_names(
     site: Site,
 ) -> None:
@@ -56,12 +71,12 @@ def test_slots_that_come_again_after_the_clock_was_set_back_have_no_names(
 
     The slots after those have names again.
     """
-    first, second = site.start(), site.start()
-    run(2.5 * MINUTE, first, second)
+    first = site.start()
+    run(2.5 * MINUTE, first)
     site.clock.step_wall(-5 * MINUTE)
-    run(2 * MINUTE, first, second)
+    run(2 * MINUTE, first)
     first.stop()
-    run(5 * MINUTE, first, second)
+    run(5 * MINUTE, site.start())
 
     minutes = [(one.by, one.slot[-14:-6]) for one in site.sent]
     assert minutes == [
