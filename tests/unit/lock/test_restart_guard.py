@@ -12,17 +12,18 @@ import pytest
 from celery_redlock import scripts
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.locks.redlock import Redlock
-from celery_redlock.members.restart_guard import counters_in
+from celery_redlock.members.restart_guard import counters_in, greatest
 from celery_redlock.members.view import CLOSED, UNKNOWN, View
 from celery_redlock.testing import FakeNodes
 from celery_redlock.testing.network import FakeNode
-from celery_redlock.wire.quorum import VoteKind
+from celery_redlock.wire.quorum import Vote, VoteKind
 from tests.unit.lock.support import (
     OVER,
     QUARANTINE,
     Site,
     args_of,
     asked,
+    ballot_of,
     configure,
     counters,
     forget,
@@ -93,6 +94,34 @@ def test_confirmations_admit_to_the_view_for_which_they_were_given(site: Site) -
 
 
 # -- the view of a client ----------------------------------------------------------
+
+
+def test_view_that_was_merged_is_noted_by_the_nodes(site: Site) -> None:
+    """They would refuse the next request of this client once more."""
+    first, second, *_ = site.nodes.labels
+    view, guard = view_of(site.redlock), site.redlock.guard
+    guard.use(view.with_newcomer(first, "5e"))
+    told = Vote(VoteKind.REFUSED, value=str(view.with_newcomer(second, "07")))
+
+    assert guard.adopt(ballot_of([told], site.nodes.labels))
+
+    merged = view.with_newcomer(first, "5e").with_newcomer(second, "07")
+    assert views(site.nodes) == [view, view, *[merged] * 3]  # two are no members now
+
+
+def test_votes_can_be_read_without_bringing_nodes_back(site: Site) -> None:
+    """A look begins no quarantine, but the client learns the view of the nodes."""
+    restart(site.nodes, 0)
+    other = site.nodes.another_client()
+    guard = new_client(other).guard
+
+    ballot = guard.votes(brings_back=False)
+
+    assert kinds(ballot) == [VoteKind.UNSYNCED, *[VoteKind.GRANTED] * 4]
+    assert asked(other) == ["counters"] * 2
+    assert kinds(guard.votes(brings_back=False)) == kinds(ballot)
+    assert asked(other) == ["counters"] * 3
+    assert kinds(guard.votes())[0] is VoteKind.QUARANTINED
 
 
 def test_new_client_learns_the_view_with_one_more_request(site: Site) -> None:
@@ -866,6 +895,13 @@ def test_counters_are_told_from_what_a_node_knows_of_others() -> None:
     assert counters_in(told) == [b"7", b"9", b"floor", b"3"]
 
 
+def test_greatest_of_each_counter_is_handed_on() -> None:
+    """As it is, also where it is 0."""
+    told = [b"7", b"2", b"floor", b"0", b"7", b"9", b"7", b"4"]
+
+    assert greatest(told) == [b"7", 9, b"floor", 0]
+
+
 # -- what operators read -----------------------------------------------------------
 
 
@@ -914,6 +950,26 @@ def test_log_warns_that_the_order_of_fences_depends_on_clocks(
     ]
 
 
+def test_log_says_of_a_node_alone_that_it_votes(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No other node could have known its fences."""
+    nodes = FakeNodes(1, clock=clock)
+    redlock = nodes.redlock()
+    restart(nodes, 0)
+    redlock.check()
+    clock.advance(OVER)
+
+    redlock.check()
+
+    (label,) = nodes.labels
+    text = (
+        f"Node {label} votes. Its next fences are greater than its own time, so their "
+        "order depends on clocks."
+    )
+    assert said(caplog, "node-floor") == [(label, text)]
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_first_vote_of_new_nodes_is_no_warning(
     clock: FakeClock, caplog: pytest.LogCaptureFixture, count: int
@@ -938,23 +994,44 @@ def test_first_vote_of_new_nodes_is_no_warning(
     assert {one.levelname for one in caplog.records} == {"INFO"}
 
 
+@pytest.mark.parametrize(
+    ("restarted", "silent", "text"),
+    [
+        (
+            [0],
+            [1, 2],
+            (
+                "Nodes {} and {} were silent for 60 s, and too few other nodes vote to "
+                "wait for them: the others found epoch 2 without them. If they are "
+                "gone, replace them with `celery -A proj redlock reconfigure`."
+            ),
+        ),
+        (
+            [0, 2],
+            [1],
+            (
+                "Node {} was silent for 60 s, and too few other nodes vote to wait for "
+                "it: the others found epoch 2 without it. If it is gone, replace it "
+                "with `celery -A proj redlock reconfigure`."
+            ),
+        ),
+    ],
+)
 def test_log_names_the_nodes_without_which_an_epoch_begins(
-    site: Site, caplog: pytest.LogCaptureFixture
+    site: Site,
+    caplog: pytest.LogCaptureFixture,
+    restarted: list[int],
+    silent: list[int],
+    text: str,
 ) -> None:
     """The operator reads which nodes to replace, and with which command."""
-    restart(site.nodes, 0)
-    site.nodes.partition(1, 2)
+    restart(site.nodes, *restarted)
+    site.nodes.partition(*silent)
 
     go_on(site.redlock, site.clock, 60.0 + OVER)
 
-    gone = list(site.nodes.labels[1:3])
-    ((named, text),) = said(caplog, "nodes-gone")
-    assert named == gone
-    assert text == (
-        f"Nodes {gone[0]} and {gone[1]} were silent for 60 s, and too few other nodes "
-        "vote to wait for them: the others found epoch 2 without them. If they are "
-        "gone, replace them with `celery -A proj redlock reconfigure`."
-    )
+    gone = [site.nodes.labels[index] for index in silent]
+    assert said(caplog, "nodes-gone") == [(gone, text.format(*gone))]
 
 
 # -- without the guard -------------------------------------------------------------
@@ -1003,3 +1080,29 @@ def test_quarantine_and_hint_follow_from_max_ttl(nodes: FakeNodes) -> None:
     assert (args[4], redlock.guard.quarantine_ms) == (25_000_000, 103_000)
     assert nodes.redlock(restart_guard=False).guard.quarantine_ms == 0
     assert kinds(redlock.check().ballot) == [VoteKind.GRANTED] * 5
+
+
+@pytest.mark.parametrize(("count", "tolerance"), [(1, 0), (2, TOLERANCE)])
+def test_only_a_node_alone_numbers_grants_by_its_own_time(
+    clock: FakeClock, count: int, tolerance: int
+) -> None:
+    """The clock of the client does not matter to it; several need one number."""
+    redlock = FakeNodes(count, clock=clock).redlock()
+
+    _, _, args = redlock.acquire_request("k", ttl=10, token="t", holder_info="").call
+
+    hint = -1 if count == 1 else round(clock.wall() * 1_000_000)
+    assert args[3:5] == (hint, tolerance)
+
+
+def test_node_at_the_begin_of_its_quarantine_needs_no_look(redlock: Redlock) -> None:
+    """One that tells of a longer wait has an instant of a clock that was ahead."""
+    guard = redlock.guard
+    votes = [Vote(VoteKind.GRANTED)] * 3
+
+    def has_work(wait_ms: int) -> bool:
+        waits = Vote(VoteKind.QUARANTINED, wait_ms)
+        return guard.has_work(ballot_of([*votes, waits]))
+
+    assert not has_work(guard.quarantine_ms)
+    assert has_work(guard.quarantine_ms + 1)
