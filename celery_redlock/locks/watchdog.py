@@ -266,7 +266,7 @@ class Watchdog(OfOneProcess):
             self._listen()
         transport = self._redlock.transport
         if transport.has_pending or transport.has_unanswered:
-            transport.drain(self._clock.monotonic())
+            transport.drain()
         return self._next_at()
 
     def _next_at(self) -> float | None:
@@ -306,13 +306,9 @@ class Watchdog(OfOneProcess):
             self._schedule.plan(watch)
             sent.append((watch, self._redlock.extension(watch.lease)))
         requests = [extension.request for _, extension in sent]
-        if self._redlock.transport.send(*requests, until=self._give_up_at()):
-            deadline = self._deadline()
-            self._in_flight += [(*renewal, deadline) for renewal in sent]
-            return
-        for watch, _ in sent:
-            watch.renewing = False
-            self._schedule.plan(watch)  # for the next step
+        self._redlock.transport.send(*requests, urgent=True)
+        deadline = self._deadline()
+        self._in_flight += [(*renewal, deadline) for renewal in sent]
 
     def _give_up_at(self) -> float:
         """Return until when to wait for a busy transport: no loss is announced late."""
@@ -343,7 +339,7 @@ class Watchdog(OfOneProcess):
             )
             end = deadline
             if restore is not None:
-                transport.send(restore, until=self._give_up_at())
+                transport.send(restore, urgent=True)
                 end = self._deadline()
             if extension.result is None:
                 self._in_flight.append((watch, extension, end))

@@ -187,7 +187,7 @@ class FakeNodes:
         """Whether a request was sent of which some reply has not been read."""
         return any(connection.has_unanswered for connection in self._connections)
 
-    def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:  # noqa: ARG002  (no client holds it for long)
+    def send(self, *requests: ScriptRequest, urgent: bool = False) -> None:  # noqa: ARG002  (nothing waits to be sent)
         """Send requests to all nodes, in this order; do not wait for replies."""
         with self._lock:
             self._resend()
@@ -199,7 +199,6 @@ class FakeNodes:
                 else:
                     for index in range(len(self.labels)):
                         request.fail(index, "was not asked any more")
-        return True
 
     def wait(
         self,
@@ -234,9 +233,10 @@ class FakeNodes:
         self.ask(request)
         event.release()
 
-    def drain(self, until: float) -> None:
+    def drain(self) -> None:
         """Read the replies that have arrived, without waiting."""
-        self.wait(until=self.clock.monotonic(), give_up_at=until)
+        now = self.clock.monotonic()
+        self.wait(until=now, give_up_at=now)
 
     def close(self) -> None:
         """Close all connections. The nodes still run what was sent."""

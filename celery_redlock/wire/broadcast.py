@@ -790,14 +790,13 @@ class Broadcast(OfOneProcess):
         else:
             self._see_through(call)  # there can be no thread: this one is blocked
 
-    def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:
+    def send(self, *requests: ScriptRequest, urgent: bool = False) -> None:
         """Send requests to all nodes, in this order: see ``Transport``."""
         if self.pid != os.getpid():
             self.notice_fork()
         call = InFlight(requests, self._clock.monotonic(), sends=True, waits=False)
-        (self._queue.others if until is None else self._queue.urgent).append(call)
+        (self._queue.urgent if urgent else self._queue.others).append(call)
         self._try_to(_flush)
-        return True
 
     def wait(
         self, *requests: ScriptRequest, until: float, give_up_at: float = math.inf
@@ -810,9 +809,8 @@ class Broadcast(OfOneProcess):
         self._queue.urgent.append(call)
         return self._see_through(call, give_up_at)
 
-    def drain(self, until: float) -> None:
-        """Read the replies that are there; give up a busy transport at ``until``."""
-        del until  # a driver reads them anyway
+    def drain(self) -> None:
+        """Read the replies that are there, unless another thread does so."""
         if self.pid != os.getpid():
             self.notice_fork()
         self._try_to(_look)

@@ -391,10 +391,10 @@ class Transport(Protocol):
 
     labels: tuple[str, ...]
 
-    def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:
+    def send(self, *requests: ScriptRequest, urgent: bool = False) -> None:
         """Send requests to all nodes, in this order; do not wait for replies.
 
-        Returns False when another thread still used the transport at ``until``.
+        Urgent ones are sent before others that wait to be sent.
         """
 
     def wait(
@@ -418,8 +418,8 @@ class Transport(Protocol):
                 request is over.
         """
 
-    def drain(self, until: float) -> None:
-        """Read the replies that are there; give up a busy transport at ``until``."""
+    def drain(self) -> None:
+        """Read the replies that are there, unless another thread does so."""
 
     @property
     def has_pending(self) -> bool:

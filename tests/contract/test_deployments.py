@@ -68,7 +68,7 @@ class Deployment(ABC):
     def holders(self, key: str) -> list[str]:
         """Return the token that each node names; "" for none, or from a dead node."""
         for service in self.services:  # they resend to a node that was away
-            service.transport.drain(service.clock.monotonic())
+            service.transport.drain()
         values = [self.get(index, f"redlock:lock:{key}") for index in range(3)]
         return [value.partition("\n")[0] for value in values]
 

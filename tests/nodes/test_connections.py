@@ -220,7 +220,7 @@ def test_line_that_is_cut_again_and_again_is_not_stormed(
             redlock.release(lease)
 
         def drain() -> bool:
-            redlock.transport.drain(redlock.clock.monotonic())
+            redlock.transport.drain()
             return True
 
         until(lambda: drain() and breaks() >= 25, seconds=20)

@@ -267,7 +267,7 @@ def test_lock_in_a_handler_costs_no_release_of_another_thread(
     """The interrupted driver takes nothing off the queue that others fill by then."""
 
     def is_free() -> bool:
-        redlock.transport.drain(0.0)  # as the watchdog does
+        redlock.transport.drain()  # as the watchdog does
         return not locks(shared_nodes, key)
 
     with client(shared_nodes, node_timeout=3.0) as redlock:

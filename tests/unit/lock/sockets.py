@@ -430,7 +430,7 @@ class Net:
         for index, sock in enumerate(self.socks):
             if sock.sent and asked.ballot.votes[index] is None:
                 self.comes(index, 0.0, FREE)
-        self.broadcast.drain(0.0)
+        self.broadcast.drain()
         self.selector.waits.clear()
         for node in self.nodes:
             node.suspect = False

@@ -221,7 +221,7 @@ def test_drain_reads_without_waiting(net: Net, clock: FakeClock) -> None:
     net.comes(0, 0.0, GRANTED)
     before = clock.monotonic()
 
-    net.broadcast.drain(before)
+    net.broadcast.drain()
 
     assert net.kinds(asked) == [VoteKind.GRANTED, None, None]
     assert clock.monotonic() == before
@@ -369,7 +369,7 @@ def test_close_closes_all_connections_and_the_next_use_opens_them(net: Net) -> N
     assert selector.registered == {}
     for address in net.addresses:
         address.coming.append(Connection())
-    net.broadcast.drain(0.0)
+    net.broadcast.drain()
     assert net.selector is not selector
 
 
@@ -447,7 +447,7 @@ def test_same_server_twice_is_found_before_it_has_voted_twice(clock: FakeClock) 
                 sock.sent.clear()
                 sock.replies(GRANTED)
 
-    net.broadcast.drain(clock.monotonic())
+    net.broadcast.drain()
     net.on_select.append(arrive)
     net.broadcast.wait(asked, until=clock.monotonic() + CONNECT_TIMEOUT)
 
@@ -471,9 +471,9 @@ def test_thread_does_not_wait_beyond_its_deadline(net: Net, clock: FakeClock) ->
     asked = net.request("b")
     now = clock.monotonic()
 
-    net.broadcast.send(asked, until=now)
+    net.broadcast.send(asked, urgent=True)
     read = net.broadcast.wait(asked, until=now + 9.0, give_up_at=now)
-    net.broadcast.drain(now)
+    net.broadcast.drain()
 
     assert not read
     assert [len(commands(sock.sent)) for sock in net.socks] == [1, 1, 1]
@@ -598,12 +598,10 @@ def test_others_send_while_a_caller_waits_for_hung_nodes(net: Net) -> None:
     sent: list[bool] = []
 
     def send() -> None:
-        until = net.clock.monotonic()
-        thread = threading.Thread(
-            target=lambda: sent.append(net.broadcast.send(net.request(), until=until))
-        )
+        thread = threading.Thread(target=net.broadcast.send, args=(net.request(),))
         thread.start()
         thread.join(SOON)
+        sent.append(not thread.is_alive())
 
     net.clock.at(NODE_TIMEOUT / 2, send)
 
@@ -612,14 +610,12 @@ def test_others_send_while_a_caller_waits_for_hung_nodes(net: Net) -> None:
     assert sent == [True]
 
 
-def test_thread_with_a_deadline_goes_first(net: Net) -> None:
+def test_urgent_request_goes_first(net: Net) -> None:
     """A renewal is next, however many threads came before it."""
     occupied = Occupied(net)
     for number in range(10):
         occupied.start(net.broadcast.send, net.request(f"other {number}"))
-    urgent = net.request("urgent")
-    until = net.clock.monotonic() + 1.0
-    occupied.start(net.broadcast.send, urgent, until=until)
+    occupied.start(net.broadcast.send, net.request("urgent"), urgent=True)
     eventually(lambda: bool(net.broadcast._queue.urgent))  # noqa: SLF001
 
     occupied.leave()
@@ -783,8 +779,8 @@ def test_fork_while_a_thread_drives_does_not_block_the_child(net: Net) -> None:
         net.on_select.clear()
         pid = os.fork()
         if pid == 0:  # the child
-            done = net.broadcast.send(net.request(), until=net.clock.monotonic())
-            os._exit(17 if done else 1)
+            net.broadcast.send(net.request())
+            os._exit(17)
         outcome.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
     net.on_select.append(fork)

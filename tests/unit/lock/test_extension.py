@@ -183,7 +183,7 @@ def test_extension_is_open_until_done_or_out_of_time(site: Site, lease: Lease) -
         assert extension.advance(out_of_time=out_of_time) is None
         results.append(extension.result)
     site.nodes.thaw()
-    site.nodes.drain(0.0)
+    site.nodes.drain()
     assert extension.advance(out_of_time=True) is None
 
     assert [*results, extension.result] == [None, False, False]
@@ -385,7 +385,7 @@ def test_node_that_answers_too_late_is_restored_by_the_next_renewal(site: Site) 
     site.nodes.asked.clear()
     assert site.redlock.extend(lease)
     site.clock.advance(0.03)
-    site.nodes.drain(site.clock.monotonic())
+    site.nodes.drain()
     assert asked(site.nodes) == ["extend"]
 
     assert site.redlock.extend(lease)

@@ -203,7 +203,7 @@ def test_vote_that_comes_during_the_count_is_left_out_of_it(site: Site) -> None:
 
     def enter_late_vote() -> None:
         site.clock.advance(0.02)
-        site.nodes.drain(site.clock.monotonic())
+        site.nodes.drain()
 
     ballot = grant.request.ballot
     ballot.votes = VotesThatChange(ballot.votes, enter_late_vote)

@@ -311,16 +311,16 @@ def test_broadcast_resends_the_releases_of_its_nodes(net: Net) -> None:
     net.broadcast.send(freed)
     pending = [net.broadcast.has_pending]
     net.socks[0].incoming.append(b"")
-    net.broadcast.drain(net.clock.monotonic())
+    net.broadcast.drain()
     pending.append(net.broadcast.has_pending)
 
     back = Connection("a")
     net.addresses[0].coming.append(back)
     for _ in range(3):
         net.clock.advance(0.6)
-        net.broadcast.drain(net.clock.monotonic())
+        net.broadcast.drain()
         let_connect(*net.nodes)
-        net.broadcast.drain(net.clock.monotonic())
+        net.broadcast.drain()
 
     assert [*pending, net.broadcast.has_pending] == [False, True, False]
     assert [command[3] for command in commands(back.sock.sent)] == [b"k"] * 2

@@ -121,8 +121,8 @@ def test_release_that_a_handler_interrupts_is_sent_again(
 
     stage.net.broadcast.send(stage.request("outer", script=RELEASE, resend_until=until))
     assert keys(stage.inner) == [b"inner"] * 3
-    stage.net.broadcast.drain(0.0)
-    stage.net.broadcast.drain(0.0)
+    stage.net.broadcast.drain()
+    stage.net.broadcast.drain()
 
     assert all((one, b"outer") in stage.asked for one in stage.again)
 

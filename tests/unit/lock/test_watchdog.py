@@ -324,32 +324,20 @@ class Busy(FakeNodes):
     """Nodes whose transport other threads use until an instant.
 
     Attributes:
-        send_at: When requests with a deadline can be sent.
         read_at: When replies can be read.
     """
 
-    send_at = read_at = 0.0
-
-    def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:
-        """Wait for the other threads, and give up at the deadline."""
-        if until is not None and not self._has_turn(self.send_at, until):
-            return False
-        return super().send(*requests, until=until)
+    read_at = 0.0
 
     def wait(
         self, *requests: ScriptRequest, until: float, give_up_at: float = math.inf
     ) -> bool:
         """Wait for the other threads, and give up reading nothing."""
-        return self._has_turn(self.read_at, give_up_at) and super().wait(
-            *requests, until=until
-        )
-
-    def _has_turn(self, at: float, give_up_at: float) -> bool:
         clock = self.clock
         assert isinstance(clock, FakeClock)
-        now = clock.monotonic()
-        clock.advance(max(0.0, min(at, give_up_at) - now))
-        return clock.monotonic() >= at
+        clock.advance(max(0.0, min(self.read_at, give_up_at) - clock.monotonic()))
+        is_read = clock.monotonic() >= self.read_at
+        return is_read and super().wait(*requests, until=until)
 
 
 @dataclass
@@ -365,17 +353,6 @@ def busy(clock: FakeClock) -> BusySite:
     nodes = Busy(5, clock=clock)
     nodes.latency(0.01)
     return BusySite(nodes, clock, nodes.redlock(ttl=TTL), nodes.redlock(ttl=TTL))
-
-
-def test_nodes_have_their_time_from_when_a_renewal_is_sent(busy: BusySite) -> None:
-    """The time for which other threads use the transport is no silence of the nodes."""
-    busy.watched()
-    busy.nodes.send_at = 1005.0
-
-    busy.renew_for(6.0)
-
-    assert busy.told.instants == pytest.approx([5.01], abs=0.001)
-    assert asked(busy.nodes).count("extend") == 1
 
 
 def test_replies_are_read_before_a_renewal_is_judged(busy: BusySite) -> None:
@@ -401,16 +378,15 @@ def test_direct_renewal_reads_replies_before_it_is_judged(busy: BusySite) -> Non
 
 
 def test_loss_is_announced_in_time_while_the_transport_is_busy(busy: BusySite) -> None:
-    """Whether the renewal waits to be sent or to be read."""
-    unsent, unread = busy.watched("unsent"), busy.watched("unread", 9.0)
+    """No reply can be read, and the renewal is not waited for any longer."""
+    lease = busy.watched()
     busy.nodes.read_at = 1030.0
-    busy.clock.at(3.1, lambda: setattr(busy.nodes, "send_at", 1030.0))
 
     busy.renew_for(25.0)
 
-    assert [lease for lease, _ in busy.told.lost] == [unread, unsent]
-    instants = [instant for _, instant in busy.told.lost]
-    assert instants == pytest.approx([unread.until, unsent.until])
+    ((lost, instant),) = busy.told.lost
+    assert lost is lease
+    assert instant == pytest.approx(lease.until)
     assert busy.told.renewed == []
 
 
@@ -425,18 +401,6 @@ def test_losses_are_announced_in_time_behind_many_renewals(busy: BusySite) -> No
     late = [instant - lease.until for lease, instant in busy.told.lost]
     assert len(late) == 300
     assert max(late) < 0.001
-
-
-def test_restore_waits_for_a_busy_transport_until_the_next_loss(busy: BusySite) -> None:
-    """It waits no longer, or the loss would be announced late."""
-    lease = busy.watched()
-    forget(busy.nodes, 0, 1, 2)
-    busy.clock.at(TTL / 3 - 0.005, lambda: setattr(busy.nodes, "send_at", 1030.0))
-
-    busy.renew_for(12.0)
-
-    assert asked(busy.nodes)[-1] == "extend"
-    assert [instant for _, instant in busy.told.lost] == pytest.approx([lease.until])
 
 
 # -- losses ----------------------------------------------------------------------------

@@ -150,9 +150,9 @@ def test_thread_stays_until_all_replies_are_there(
     steps = itertools.count()
     drain = cut.redlock.transport.drain
 
-    def count(until: float) -> None:
+    def count() -> None:
         next(steps)
-        drain(until)
+        drain()
 
     monkeypatch.setattr(cut.redlock.transport, "drain", count)
     cut.watchdog.resend_releases()
@@ -185,12 +185,12 @@ class Broken(FakeNodes):
 
     broken = 0
 
-    def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:
+    def send(self, *requests: ScriptRequest, urgent: bool = False) -> None:
         """Raise for the first requests."""
         if self.broken:
             self.broken -= 1
             raise OSError("Bad file descriptor")
-        return super().send(*requests, until=until)
+        super().send(*requests, urgent=urgent)
 
 
 def test_thread_survives_an_unexpected_error(caplog: pytest.LogCaptureFixture) -> None:
