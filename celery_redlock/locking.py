@@ -42,7 +42,7 @@ from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celery_redlock.basics.secret import SecretUrl, hidden
-from celery_redlock.basics.timing import seconds_of
+from celery_redlock.basics.timing import check_number, seconds_of
 from celery_redlock.errors import (
     ConfigurationError,
     LockHeld,
@@ -349,8 +349,7 @@ class Hold:
         base: str | None = None,
         limits: Limits = (),
     ) -> None:
-        if hold_at_least != hold_at_least:  # noqa: PLR0124  (nan)
-            raise ConfigurationError("hold_at_least is nan; write a number of seconds.")
+        check_number("hold_at_least", hold_at_least)
         if hold_at_least > redlock.timing.max_ttl:
             raise ConfigurationError(
                 f"hold_at_least is {hold_at_least:g} s, above max_ttl "

@@ -17,6 +17,12 @@ from celery_redlock.errors import ConfigurationError
 _LEAST_ROUNDS = 3
 
 
+def check_number(name: str, value: Any) -> None:
+    """Raise `ConfigurationError` unless this is a number of seconds, and not nan."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or value != value:  # noqa: PLR0124  (nan)
+        raise ConfigurationError(f"{name} is {value!r}; write a number of seconds.")
+
+
 def seconds_of(name: str, value: Any) -> float:
     """Return a duration above 0 in seconds.
 

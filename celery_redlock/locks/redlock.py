@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.basics.secret import hidden
-from celery_redlock.basics.timing import Timing
+from celery_redlock.basics.timing import Timing, check_number
 from celery_redlock.errors import (
     ConfigurationError,
     LockContended,
@@ -303,8 +303,9 @@ class Redlock:
         The key is the text that ``scripts.keys.key_of`` makes of all keys. Who needs a
         permit for a start calls ``Lease.begin`` when it starts.
         """
-        if not key or wait != wait:  # noqa: PLR0124  (nan: it would wait for ever)
-            raise _unusable(key, wait)
+        if not key:
+            raise unusable(key, "it is empty")
+        check_number("wait", wait)  # nan would wait for ever
         if ttl != self.timing.ttl:  # most are, and pay for no check
             ttl = self.timing.ttl if ttl is None else self.timing.checked(ttl)
         base = base or new_base()
@@ -795,12 +796,6 @@ def _is_passing(failure: LockUnavailable) -> bool:
     if isinstance(failure, QuorumUnreachable):
         return failure.ballot is not None and failure.ballot.was_interrupted
     return isinstance(failure, LockContended)
-
-
-def _unusable(key: str, wait: float) -> ConfigurationError:
-    if key:
-        return ConfigurationError(f"wait is {wait}; write a number of seconds.")
-    return unusable(key, "it is empty")
 
 
 def _kept(ttl: float, limit: Limit) -> float:

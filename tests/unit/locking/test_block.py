@@ -180,13 +180,17 @@ def test_callback_that_raises_before_the_block_releases(site: Site) -> None:
     ("name", "seconds"),
     [
         ("hold_at_least", math.nan),
+        ("hold_at_least", None),
         ("wait", math.nan),
+        ("wait", None),
+        ("wait", "10"),
+        ("wait", True),
         ("renew_every", math.nan),
         ("renew_every", -1.0),
         ("renew_every", 0.0),
     ],
 )
-def test_duration_must_be_a_number(site: Site, name: str, seconds: float) -> None:
+def test_duration_must_be_a_number(site: Site, name: str, seconds: Any) -> None:
     """The error comes before the block, and not from its end, with the lock held.
 
     A wait would last for ever. The watchdog would put the leases of others in a wrong
@@ -194,7 +198,7 @@ def test_duration_must_be_a_number(site: Site, name: str, seconds: float) -> Non
     """
     options: dict[str, Any] = {name: seconds}
     with (
-        pytest.raises(ConfigurationError, match=f"{name} is {seconds}"),
+        pytest.raises(ConfigurationError, match=f"{name} is {seconds!r}"),
         site.lock(**options),
     ):
         pytest.fail("the body ran")
