@@ -477,7 +477,7 @@ BUGS = (
         fixed_in="611189b",
         way=Guard(
             "tests/unit/lock/test_watchdog.py::"
-            "test_restore_waits_for_a_busy_transport_until_the_next_loss"
+            "test_loss_is_announced_in_time_while_the_transport_is_busy"
         ),
     ),
     Bug(
