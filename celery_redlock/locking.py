@@ -349,7 +349,8 @@ class Hold:
         base: str | None = None,
         limits: Limits = (),
     ) -> None:
-        check_number("hold_at_least", hold_at_least)
+        if hold_at_least != 0.0:
+            check_number("hold_at_least", hold_at_least)
         if hold_at_least > redlock.timing.max_ttl:
             raise ConfigurationError(
                 f"hold_at_least is {hold_at_least:g} s, above max_ttl "

@@ -303,9 +303,8 @@ class Redlock:
         The key is the text that ``scripts.keys.key_of`` makes of all keys. Who needs a
         permit for a start calls ``Lease.begin`` when it starts.
         """
-        if not key:
-            raise unusable(key, "it is empty")
-        check_number("wait", wait)  # nan would wait for ever
+        if not key or wait != 0.0:
+            _check(key, wait)
         if ttl != self.timing.ttl:  # most are, and pay for no check
             ttl = self.timing.ttl if ttl is None else self.timing.checked(ttl)
         base = base or new_base()
@@ -796,6 +795,12 @@ def _is_passing(failure: LockUnavailable) -> bool:
     if isinstance(failure, QuorumUnreachable):
         return failure.ballot is not None and failure.ballot.was_interrupted
     return isinstance(failure, LockContended)
+
+
+def _check(key: str, wait: float) -> None:
+    if not key:
+        raise unusable(key, "it is empty")
+    check_number("wait", wait)  # nan would wait for ever
 
 
 def _kept(ttl: float, limit: Limit) -> float:
