@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import threading
 import zlib
 from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.resp import pack
+from celery_redlock.locks.renewal_schedule import WakeupQueue
 from celery_redlock.scripts import ACQUIRE, RELEASE
 from celery_redlock.scripts.keys import stripe_of
 from celery_redlock.wire import broadcast
@@ -55,6 +58,24 @@ def test_simulator_finds(bug: PlantedBug) -> None:
     assert first_found(bug) is not None, (
         f"{bug.within} histories did not show the planted bug {bug.name!r}"
     )
+
+
+def test_real_thread_beside_a_simulation_takes_no_part_of_it() -> None:
+    """One that a test before has left may begin only now, on a busy machine."""
+    made = []
+
+    def begin() -> None:
+        made.append(WakeupQueue(SYSTEM_CLOCK))
+        made[0].wake()
+        made[0].sleep(SYSTEM_CLOCK.monotonic() + _PATIENCE)
+
+    with simulated_core():
+        thread = threading.Thread(target=begin)
+        thread.start()
+        thread.join(_PATIENCE)
+
+    assert not thread.is_alive()
+    assert not made[0].was_woken
 
 
 def test_real_process_waits_for_no_request_of_a_simulated_one() -> None:
