@@ -109,9 +109,9 @@ def doctor(
         return _wait(session, wait, all_nodes=all_nodes)
     if all_nodes:
         raise Failure("--all-nodes needs --wait SECONDS.", USAGE)
-    session.app.loader.import_default_modules()
+    app = session.loaded_app
     reports = inspect_nodes(session.redlock)
-    case = Case(session.redlock, reports, session.app)
+    case = Case(session.redlock, reports, app)
     found = [it for it in findings_of(case) if it.code not in ignored]
     worst = worst_of(found)
     summary = f"{counted(found)}." if found else "No findings."

@@ -55,7 +55,7 @@ def explain(session: Session, *, name: str, args: str, kwargs: str) -> int:
     positional = _json("--args", args, list, 'a JSON list, such as [42, "x"]')
     named = _json("--kwargs", kwargs, dict, 'such as {"number": 42}')
     try:
-        found = _task(session.app, name).explain(*positional, **named)
+        found = _task(session.loaded_app, name).explain(*positional, **named)
     except FingerprintError as error:
         raise Failure(str(error), USAGE) from error
     lines = [

@@ -23,10 +23,10 @@ def outbox(session: Session, *, publish: bool) -> int:
 
     Exits with 1 if messages wait.
     """
-    session.app.loader.import_default_modules()
+    app = session.loaded_app
     lines, facts = [], []
-    for one in outboxes_of(session.app):
-        published = one.publish(grace=0.0, app=session.app) if publish else 0
+    for one in outboxes_of(app):
+        published = one.publish(grace=0.0, app=app) if publish else 0
         said, fact = _state(one, published, did_publish=publish)
         lines.append(said)
         facts.append(fact)

@@ -17,8 +17,7 @@ def prune(session: Session) -> None:
     Tasks with ``exactly_once_in`` write these records into their databases, and keep
     each for ``record_keep``. The periodic task ``celery_redlock.prune`` does the same.
     """
-    session.app.loader.import_default_modules()
-    deleted = delete_old_records(session.app)
+    deleted = delete_old_records(session.loaded_app)
     session.tell(
         [f"{plural(deleted, 'record')} deleted."], lambda: {"deleted": deleted}
     )

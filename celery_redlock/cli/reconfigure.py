@@ -153,8 +153,7 @@ def _nodes_in(given: SecretUrl) -> Sequence[Any]:
 
 def _workers(session: Session, present: Redlock, *, abort: bool) -> list[str]:
     """Say which running workers must be updated after the change, or end before."""
-    session.app.loader.import_default_modules()
-    these, others = workers_by_nodes(session.app, present.labels)
+    these, others = workers_by_nodes(session.loaded_app, present.labels)
     if not these and not others:
         return ["No running worker has told which nodes it uses."]
     seen, which = plural(len(these), "running worker"), "old" if abort else "present"

@@ -75,7 +75,9 @@ def web(  # noqa: PLR0913  (click gives each option by name)
     """
     nodes = plural(len(session.redlock.labels), "node")
     _check_host(host, names, expose=expose, releases=bool(token))
-    application = page(session.app, token or None, hosts=[*_OWN_NAMES, host, *names])
+    application = page(
+        session.loaded_app, token or None, hosts=[*_OWN_NAMES, host, *names]
+    )
     _log_to_stderr()
     # A service manager ends a service by SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from celery_redlock.locks.limits import Limit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cli.project import Project
 
 
@@ -76,6 +78,24 @@ def test_explain_shows_the_permits_in_use(project: Project) -> None:
     assert (at_once["most"], at_once["in_use"]) == (3, 2)
     assert (starts["period"], starts["in_use"]) == (60.0, 2)
     assert [permit["kept"] for permit in starts["permits"]] == [True, True]
+
+
+def test_explain_imports_the_modules_of_the_app(
+    project: Project, tmp_path: Path
+) -> None:
+    """A worker imports those of `include`, so the task of one of them is found."""
+    (tmp_path / "proj_reports.py").write_text(
+        "from celery_redlock import singleton_task\n"
+        "from proj import app\n\n\n"
+        "@singleton_task(app=app, name='proj.report', shared=False)\n"
+        "def report() -> None: ...\n"
+    )
+    project.change(include=["proj_reports"])
+
+    run = project.run("explain", "proj.report")
+
+    assert run.code == 0, run.err
+    assert "it would run" in run.out
 
 
 def test_explain_of_a_wrong_call_is_wrong_usage(project: Project) -> None:

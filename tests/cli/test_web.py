@@ -14,6 +14,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cli.project import Project, Running
 
 TOKEN = "a token of these tests"
@@ -62,6 +64,24 @@ def test_web_serves_the_page_until_it_is_interrupted(
     assert run.code == 0
     lines = run.err.splitlines()
     assert [line for line in lines if '"GET / HTTP/1.1" 200' in line] == lines
+
+
+def test_web_has_metrics_of_the_tasks_in_all_modules_of_the_app(
+    project: Project, tmp_path: Path
+) -> None:
+    """It imports those of `include`, as a worker does."""
+    (tmp_path / "proj_reports.py").write_text(
+        "from celery_redlock import singleton_task\n"
+        "from proj import app\n\n\n"
+        "@singleton_task(app=app, name='proj.report', limit=3, key='r', shared=False)\n"
+        "def report() -> None: ...\n"
+    )
+    project.change(include=["proj_reports"])
+
+    with project.start("web", "--port", "0", "--json") as serving:
+        metrics = read(f"{url_of(serving)}metrics")
+
+    assert 'redlock_permits_free{key="r"} 3.0' in metrics
 
 
 def test_web_takes_the_token_from_the_environment(

@@ -55,6 +55,12 @@ class Session:
     colors: bool
 
     @property
+    def loaded_app(self) -> Celery:
+        """The app with all its tasks: its modules are imported, as by a worker."""
+        self.app.loader.import_default_modules()
+        return self.app
+
+    @property
     def settings(self) -> Settings:
         """The app's settings."""
         return runtime_of(self.app).settings
