@@ -213,7 +213,8 @@ def _acl(redlock: Redlock) -> tuple[list[str], dict[str, str]]:
         return ["A user with the needed permissions:", "", f"    {rules}"], {
             "rules": rules
         }
-    select = any(not node.name.endswith("/0") for node in redlock.addresses)
+    timeout = redlock.timing.connect_timeout  # nothing is connected here
+    select = any(node.connection(timeout).db for node in redlock.addresses)
     rules = acl_rules(redlock.keys.prefix, select=select)
     lines = [
         "A user with the needed permissions and no others, in redis-cli:",

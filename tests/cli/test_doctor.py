@@ -98,6 +98,18 @@ def test_acl_allows_select_for_another_database(project: Project) -> None:
     assert "+select" not in acl_rules("redlock")
 
 
+@pytest.mark.parametrize(("database", "selects"), [(0, False), (1, True)])
+def test_acl_looks_at_the_database_of_a_node_with_a_name(
+    project: Project, database: int, selects: bool
+) -> None:
+    """Its name says nothing of the database: the rules name SELECT if it is needed."""
+    nodes = [{"name": "first/1", "url": f"redis://a/{database}"}]
+
+    run = project.redlock("doctor", "--acl", "--json", redlock_nodes=nodes)
+
+    assert ("+select" in run.document["rules"]) is selects
+
+
 def refused(node: DevNode) -> list[str]:
     """Return what the node has denied its user, from its own log."""
     log = node.command("ACL", "LOG")
