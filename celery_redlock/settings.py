@@ -29,7 +29,8 @@ __all__ = ["Settings"]
 
 _PREFIX = "redlock_"
 _NODES = "redlock_nodes"
-_BEAT_TTL = 15.0  # seconds
+# Seconds. A setting that *is* one of these objects is not set; an equal one is.
+_BEAT_TTL = 15.0
 _NODE_TIMEOUT = 0.05
 _put = object.__setattr__  # in a frozen instance that is being made
 
@@ -82,9 +83,9 @@ class Settings:
     def __post_init__(self) -> None:
         _put(self, "nodes", hidden(self.nodes))
         _put(self, "nodes", _nodes(self.nodes))
-        if self.node_timeout == _NODE_TIMEOUT:
+        if self.node_timeout is _NODE_TIMEOUT:
             _put(self, "node_timeout", usual_node_timeout(self.nodes))
-        if self.beat_ttl == _BEAT_TTL:
+        if self.beat_ttl is _BEAT_TTL:
             longest = seconds_of("redlock_max_ttl", self.max_ttl)
             _put(self, "beat_ttl", min(_BEAT_TTL, longest))
         durations = ("ttl", "max_ttl", "node_timeout", "connect_timeout", "beat_ttl")
@@ -103,7 +104,8 @@ class Settings:
         for name in ("restart_guard", "eager"):
             flag(_PREFIX + name, getattr(self, name))
         codes: Any = self.doctor_ignore
-        if isinstance(codes, str) or not all(isinstance(one, str) for one in codes):
+        is_list = isinstance(codes, (list, tuple, set, frozenset))
+        if not is_list or not all(isinstance(one, str) for one in codes):
             raise ConfigurationError(
                 f"redlock_doctor_ignore is {codes!r}; it must be a list of codes of "
                 'findings, such as ["few-nodes"].'

@@ -136,6 +136,26 @@ def test_prefix_is_a_word(value: Any) -> None:
     assert refusal(prefix=value).startswith(f"redlock_prefix is {value!r}; it must be")
 
 
+@pytest.mark.parametrize("value", [5, "few-nodes", [5], {"few-nodes": True}])
+def test_ignored_findings_are_a_list_of_codes(value: Any) -> None:
+    """All else is refused, also what is no collection at all."""
+    assert refusal(doctor_ignore=value) == (
+        f"redlock_doctor_ignore is {value!r}; it must be a list of codes of findings, "
+        'such as ["few-nodes"].'
+    )
+
+
+def test_duration_that_equals_a_default_is_taken_as_it_is_given() -> None:
+    """Only a setting that is not set follows the nodes, or max_ttl."""
+    store = settings(nodes=["etcd://a"], node_timeout=0.05)
+
+    assert store.node_timeout == 0.05
+    assert settings(max_ttl=10, ttl=8).beat_ttl == 10
+    assert refusal(max_ttl=10, ttl=8, beat_ttl=15.0).startswith(
+        "redlock_beat_ttl: The ttl of 15 s is above max_ttl (10 s)"
+    )
+
+
 def test_policy_in_a_setting_is_checked() -> None:
     """The error for a wrong word names the setting and the right word."""
     said = refusal(on_backend_error="rtry")
