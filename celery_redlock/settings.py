@@ -22,7 +22,7 @@ from celery_redlock.wire.url import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 __all__ = ["Settings"]
@@ -126,15 +126,23 @@ class Settings:
             ConfigurationError: A value cannot be used, or a name does not exist or
                 has a spelling that Celery does not read.
         """
-        its = _Conf(conf)
-        del conf  # its repr has all passwords of the app
         known = [field.name for field in fields(cls)]
-        found = ((name, its.get(_PREFIX + name)) for name in known)
+        # Celery reads the configuration now; the namespace is "CELERY_" with Django.
+        ours = [one for one in map(str, conf) if _PREFIX in one.lower()]
+        namespace = str(getattr(conf, "prefix", None) or "")
+        names = {*ours, *(_PREFIX + name for name in known)}
+        values = {
+            name: hidden(conf.get(name))
+            if name.lower().endswith(_NODES)
+            else conf.get(name)
+            for name in names
+        }
+        del conf  # its repr has all passwords of the app
+        found = ((name, values[_PREFIX + name]) for name in known)
         given = {name: value for name, value in found if value is not None}
-        namespace = its.prefix
-        for spelling in its.names:
-            head, is_ours, name = spelling.lower().partition(_PREFIX)
-            if not is_ours or head not in ("", namespace.lower()):
+        for spelling in ours:
+            head, _, name = spelling.lower().partition(_PREFIX)
+            if head not in ("", namespace.lower()):
                 continue
             read = (_PREFIX + name, f"{namespace}{_PREFIX}{name}".upper())
             if spelling in read[: 1 + bool(namespace)] and name not in known:
@@ -143,13 +151,13 @@ class Settings:
                     right = [f"{namespace}{one}".upper() for one in right]
                 hint = did_you_mean(spelling, right)
                 raise ConfigurationError(f"There is no setting {spelling}. {hint}")
-            if name in known and name not in given and its.get(spelling) is not None:
+            if name in known and name not in given and values[spelling] is not None:
                 raise ConfigurationError(
                     f"{spelling} is set, but Celery does not read it in this spelling. "
                     f"Write {read[bool(namespace)]}."
                 )
         if not {**defaults, **given}.get("nodes"):
-            _refuse_namespace(its, namespace)
+            _refuse_namespace(ours, namespace)
         return cls(**{**defaults, **given})
 
     @property
@@ -158,28 +166,9 @@ class Settings:
         return Timing(self.ttl, self.max_ttl, self.node_timeout, self.connect_timeout)
 
 
-class _Conf:
-    """The configuration of an app, whose repr does not show passwords.
-
-    Attributes:
-        prefix: The namespace: ``"CELERY_"`` with Django.
-        names: The names of all settings.
-    """
-
-    def __init__(self, conf: Mapping[str, Any]) -> None:
-        self._conf = conf
-        self.names = [*map(str, conf)]  # Celery reads the configuration now
-        self.prefix: str = getattr(conf, "prefix", None) or ""
-
-    def get(self, name: str) -> Any:
-        """Return a setting; the nodes are hidden."""
-        value = self._conf.get(name)
-        return hidden(value) if name.lower().endswith(_NODES) else value
-
-
-def _refuse_namespace(conf: _Conf, namespace: str) -> None:
+def _refuse_namespace(names: Sequence[str], namespace: str) -> None:
     """Refuse nodes that are set under a namespace which the app does not read."""
-    for spelling in conf.names:
+    for spelling in names:
         head = spelling.removesuffix("_REDLOCK_NODES")
         if head not in ("", spelling) and head.isupper() and f"{head}_" != namespace:
             raise ConfigurationError(
