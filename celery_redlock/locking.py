@@ -87,6 +87,9 @@ _OWN_PROCESS = (
 # Process, thread; weak references to the greenlet and the tasks of asyncio and trio.
 _Execution: TypeAlias = tuple[int, int, object, object, object]
 
+# What `lock` gets as functions in place of the methods of a `Hold`.
+_HOOKS = ("on_acquired", "on_renewed", "on_lost", "on_cancelled", "on_released")
+
 _ENTERING = {"__enter__", "__aenter__", "enter_context", "enter_async_context"}
 _IS_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _STEPS = {"async_generator_asend", "async_generator_athrow", "anext_awaitable"}
@@ -306,9 +309,10 @@ def held_lease(redlock: Redlock, key: str, limits: Limits = ()) -> Lease | None:
 
 
 class Hold:
-    """One lock of one execution: acquired, renewed, released. Subclasses fill hooks in.
+    """One lock of one execution: acquired, renewed, released.
 
-    `held_by` holds it for a block, and `lock` makes one for a block. After
+    `held_by` holds it for a block, and `lock` makes one for a block. Subclasses, or
+    functions that `lock` is given, take the place of the hooks. After
     ``acquire``, also one that raised, ``release`` must be called.
 
     Args:
@@ -532,66 +536,6 @@ class Hold:
         """Note that the lock was released."""
 
 
-class _HoldWithHooks(Hold):
-    """A lock whose hooks are functions, as `lock` gets them.
-
-    Args:
-        redlock: The lock service.
-        key: The name of the lock.
-        holder, on_acquired, on_renewed, on_lost, on_cancelled, on_released: See `lock`.
-        options: Those of `Hold`.
-    """
-
-    def __init__(  # noqa: PLR0913  (keyword-only, see `lock`)
-        self,
-        redlock: Redlock,
-        key: str,
-        *,
-        holder: Holder | None = None,
-        on_acquired: Callable[[Lease], None] | None = None,
-        on_renewed: Callable[[Lease, float], None] | None = None,
-        on_lost: Callable[[Lease], None] | None = None,
-        on_cancelled: Callable[[Lease], None] | None = None,
-        on_released: Callable[[Lease], None] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(redlock, key, **options)
-        self._holder = holder
-        self._on_acquired = on_acquired or _do_nothing
-        self._on_renewed = on_renewed or _do_nothing
-        self._on_lost = on_lost or _do_nothing
-        self._on_cancelled = on_cancelled or _do_nothing
-        self._on_released = on_released or _do_nothing
-
-    def holder(self) -> Holder | None:
-        """Return the holder that was given."""
-        return self._holder
-
-    def on_acquired(self, lease: Lease) -> None:
-        """Call the function that was given as ``on_acquired``."""
-        self._on_acquired(lease)
-
-    def on_renewed(self, lease: Lease, lateness: float) -> None:
-        """Call the function that was given as ``on_renewed``."""
-        self._on_renewed(lease, lateness)
-
-    def on_lost(self, lease: Lease) -> None:
-        """Call the function that was given as ``on_lost``."""
-        self._on_lost(lease)
-
-    def on_cancelled(self, lease: Lease) -> None:
-        """Call the function that was given as ``on_cancelled``."""
-        self._on_cancelled(lease)
-
-    def on_released(self, lease: Lease) -> None:
-        """Call the function that was given as ``on_released``."""
-        self._on_released(lease)
-
-
-def _do_nothing(*_: object) -> None:
-    """Take the place of a hook that the caller did not give."""
-
-
 @contextlib.contextmanager
 def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
     redlock: Redlock | str | Sequence[str],
@@ -749,12 +693,18 @@ def _hold(
     *,
     limit: int | None = None,
     rate: Any = None,
+    holder: Holder | None = None,
     **options: Any,
 ) -> Hold:
     """Return a hold with these options of `lock`."""
     redlock = _service(redlock)
     text, limits = wanted(key, limit, rate)
-    return _HoldWithHooks(redlock, text, limits=limits, **options)
+    hooks = {name: options.pop(name, None) for name in _HOOKS}
+    hold = Hold(redlock, text, limits=limits, **options)
+    for name, hook in {**hooks, "holder": holder and (lambda: holder)}.items():
+        if hook is not None:
+            setattr(hold, name, hook)
+    return hold
 
 
 def _block(hold: Hold, wait: float = 0.0) -> Iterator[Lease]:
