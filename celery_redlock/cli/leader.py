@@ -10,13 +10,7 @@ from celery_redlock.basics.text import on_nodes
 from celery_redlock.beat import election_key
 from celery_redlock.cli.output.format import doubt_lines, holder_document
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
-from celery_redlock.locks.lease import Inspection
-from celery_redlock.operations.inspect import (
-    LockStatus,
-    doubts_of,
-    node_status,
-    other_settings,
-)
+from celery_redlock.operations.inspect import doubts_of, status_of
 from celery_redlock.operations.words import duration, since
 from celery_redlock.records.standbys import Leadership, leadership_of
 
@@ -24,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.locks.lease import Holder
+    from celery_redlock.operations.inspect import LockStatus
 
 
 @click.command(cls=Command, short_help="Show the leading beat and the standbys.")
@@ -35,27 +30,24 @@ def leader(session: Session) -> int:
     """
     redlock = session.redlock
     found = leadership_of(redlock, election_key(session.app))
-    seen = Inspection(
-        found.key, found.leader, found.votes, found.ttl_left, found.ballot
-    )
-    status = LockStatus(seen, node_status(redlock))
-    settings = other_settings(redlock, status.nodes)
-    lines = [*_lines(found, status), *doubt_lines(status.nodes, settings)]
+    status = status_of(redlock, found.lock)
+    lines = [*_lines(found, status), *doubt_lines(status.nodes, status.settings)]
     session.tell(lines, lambda: _document(found, status))
     return {True: DONE, False: WARNING, None: ERROR}[status.is_held]
 
 
 def _lines(found: Leadership, status: LockStatus) -> Iterator[str]:
+    key, votes, nodes = found.lock.key, found.lock.votes, len(status.nodes)
     if found.leader is not None:
-        yield f"{found.key} is led by {found.leader}"
+        yield f"{key} is led by {found.leader}"
         yield f"  since    {since(found.leader)}"
         yield f"  term     {found.leader.fence}"
-        yield f"  nodes    {on_nodes(found.votes, len(found.ballot.labels))}"
+        yield f"  nodes    {on_nodes(votes, nodes)}"
         yield f"  expires  in {duration(status.ttl_left)}, unless renewed"
     elif status.is_held is None:
-        yield f"Too few nodes answered to tell which beat leads {found.key}."
+        yield f"Too few nodes answered to tell which beat leads {key}."
     else:
-        yield f"{found.key} has no leader: no beat sends scheduled tasks."
+        yield f"{key} has no leader: no beat sends scheduled tasks."
     for standby in found.standbys:
         yield f"Standing by: {standby}, since {since(standby)}"
     if not found.standbys and status.is_held is not None:
@@ -66,13 +58,13 @@ def _document(found: Leadership, status: LockStatus) -> dict[str, Any]:
     leader = None
     if found.leader is not None:
         leader = {**_candidate(found.leader), "term": found.leader.fence}
-        leader |= {"votes": found.votes, "ends_in": found.ttl_left}
+        leader |= {"votes": found.lock.votes, "ends_in": found.lock.ttl_left}
     return {
-        "key": found.key,
+        "key": found.lock.key,
         "leader": leader,
         "known": status.is_held is not None,
         "standbys": [_candidate(standby) for standby in found.standbys],
-        "nodes": list(found.ballot.labels),
+        "nodes": list(found.lock.ballot.labels),
         "unseen": doubts_of(status.nodes),
     }
 

@@ -24,7 +24,7 @@ from celery_redlock.cli.output.session import (
     Session,
     every_option,
 )
-from celery_redlock.operations.inspect import doubts_of, other_settings
+from celery_redlock.operations.inspect import doubts_of
 from celery_redlock.operations.scan import Scan, SeenHolder, scan
 from celery_redlock.operations.words import plural, unknown_text
 
@@ -57,8 +57,7 @@ def ls(
 
     def frame(seen: Scan) -> tuple[Iterator[str], Callable[[], Any]]:
         shown = [lock for lock in seen.found if everything or lock.is_held is not False]
-        settings = other_settings(session.redlock, seen.nodes)
-        return _lines(seen, shown, settings), lambda: _document(seen, shown)
+        return _lines(seen, shown), lambda: _document(seen, shown)
 
     if watch:
         session.watch(lambda: frame(scan(session.redlock, pattern)), every)
@@ -68,8 +67,8 @@ def ls(
     return DONE if seen.has_quorum else ERROR
 
 
-def _lines(seen: Scan, shown: Sequence[SeenHolder], settings: str) -> Iterator[str]:
-    nodes, held, possible = len(seen.labels), len(seen.held), len(seen.possible)
+def _lines(seen: Scan, shown: Sequence[SeenHolder]) -> Iterator[str]:
+    nodes, held, possible = len(seen.nodes), len(seen.held), len(seen.possible)
     if shown:
         yield from table(LOCK_COLUMNS, [lock_row(lock, nodes=nodes) for lock in shown])
         yield ""
@@ -91,7 +90,7 @@ def _lines(seen: Scan, shown: Sequence[SeenHolder], settings: str) -> Iterator[s
         others_ = plural(others, "more key")
         if len(shown) < len(seen.found):
             yield f"{others_} on fewer nodes than a majority: --all shows them."
-    yield from doubt_lines(seen.nodes, settings)
+    yield from doubt_lines(seen.nodes, seen.settings)
 
 
 def _document(seen: Scan, shown: Sequence[SeenHolder]) -> dict[str, Any]:
@@ -100,7 +99,7 @@ def _document(seen: Scan, shown: Sequence[SeenHolder]) -> dict[str, Any]:
     Durations are in seconds; None: for ever. ``held`` is None where it cannot be told.
     """
     return {
-        "nodes": list(seen.labels),
+        "nodes": [node.label for node in seen.nodes],
         "quorum": seen.quorum,
         "unseen": seen.unseen,
         "doubts": doubts_of(seen.nodes),

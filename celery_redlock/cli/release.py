@@ -28,7 +28,7 @@ from celery_redlock.cli.output.session import (
     Session,
 )
 from celery_redlock.locks.lease import Holder
-from celery_redlock.operations.inspect import NodeState, other_settings
+from celery_redlock.operations.inspect import NodeState
 from celery_redlock.operations.kill_holder import HolderLives, kill_holder
 from celery_redlock.operations.release import (
     Operator,
@@ -118,7 +118,6 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
     redlock = session.redlock
     asked = ask(redlock, key)
     found = asked.found
-    settings = other_settings(redlock, found.nodes)
     document: dict[str, Any] = {
         "key": key,
         "held": found.is_held,
@@ -131,12 +130,11 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
         fact = f"{key} is not held."
         if found.is_held is None:
             fact = f"It cannot be told whether {key} is held."
-        lines = [fact, *asked.facts]
-        lines += doubt_lines(found.nodes, settings)
+        lines = [fact, *asked.facts, *doubt_lines(found.nodes, found.settings)]
         session.tell(lines, lambda: document)
         return WARNING if found.is_held is False else ERROR
     if _are_of_others(found):
-        raise Failure(f"Nothing was released. {settings}", ERROR)
+        raise Failure(f"Nothing was released. {found.settings}", ERROR)
     if kill and asked.is_kept:
         raise Failure(_NO_LOCK.format(key=key), USAGE)
     session.say(*_explanation(asked, kill=kill))
@@ -221,7 +219,7 @@ _EFFECT = {
 def _release_found(
     session: Session, seen: Scan, pattern: str, *, dry_run: bool, yes: bool
 ) -> int:
-    nodes, name = len(seen.labels), _NAMES[seen.kind]
+    nodes, name = len(seen.nodes), _NAMES[seen.kind]
     unseen = unseen_lines(seen.unseen)
     if len(seen.unseen) == nodes:
         raise Failure("\n".join(unseen), ERROR)
@@ -240,12 +238,11 @@ def _release_found(
         "released": 0,
         "unseen": seen.unseen,
     }
-    settings = other_settings(session.redlock, seen.nodes)
     if not seen.found:
         lines = [f"There is no {name} for {pattern}.", *unseen]
         if not seen.has_quorum:
             lines[0] = f"It cannot be told whether there is a {name} for {pattern}."
-            lines[1:] = doubt_lines(seen.nodes, settings)
+            lines[1:] = doubt_lines(seen.nodes, seen.settings)
         session.tell(lines, lambda: document)
         return WARNING if seen.has_quorum else ERROR
     session.say(*_table(seen), "", *_EFFECT[seen.kind], *unseen, "")
@@ -267,7 +264,7 @@ def _release_found(
 def _table(seen: Scan) -> list[str]:
     rows: list[Row] = []
     for one in seen.found:
-        left, votes = duration(one.ttl_left), f"{one.votes}/{len(seen.labels)}"
+        left, votes = duration(one.ttl_left), f"{one.votes}/{len(seen.nodes)}"
         holder = one.holder
         key, task, job = keys_text(one.key), holder.task or "–", holder.task_id or "–"
         rows.append([key, task, job, left, votes])

@@ -29,7 +29,6 @@ from celery_redlock.operations.inspect import (
     NodeState,
     NodeStatus,
     lock_status,
-    other_settings,
 )
 from celery_redlock.operations.scan import lock_holder, permits_of
 from celery_redlock.operations.words import UNREADABLE, duration, permit_text, since
@@ -72,8 +71,8 @@ def show(session: Session, *, key: str) -> int:
     ]
     released = forced_releases(session.redlock, key)
     lines += _released(released, key)
-    if settings := other_settings(session.redlock, found.nodes):
-        lines += ["", painted(settings, "warning")]
+    if found.settings:
+        lines += ["", painted(found.settings, "warning")]
     session.tell(lines, lambda: _document(found, released, limits))
     if any(one.in_use for one in limits if not one.limit.period):
         return DONE

@@ -23,7 +23,7 @@ from celery_redlock.cli.output.format import (
 )
 from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import Command, Session, every_option
-from celery_redlock.operations.inspect import NodeState, other_settings, voting_nodes
+from celery_redlock.operations.inspect import NodeState, voting_nodes
 from celery_redlock.operations.scan import Scan, scan
 from celery_redlock.operations.words import age_of, plural, votes_text
 
@@ -64,13 +64,11 @@ class _Frame(NamedTuple):
 
     Attributes:
         seen: The nodes and locks.
-        settings: How the settings of nodes differ from ours, or ``""``.
         taken: Locks per second since the frame before; None if that cannot be told.
         released: The same.
     """
 
     seen: Scan
-    settings: str
     taken: float | None
     released: float | None
 
@@ -87,7 +85,7 @@ def _frames(redlock: Redlock) -> Iterator[_Frame]:
             # A lock that *may be* held, now or before, counts in neither rate.
             taken = len(held - possible_before) / (now - read_at)
             released = len(held_before - possible) / (now - read_at)
-        yield _Frame(seen, other_settings(redlock, seen.nodes), taken, released)
+        yield _Frame(seen, taken, released)
         before = (held, possible, now) if seen.has_quorum else None
 
 
@@ -110,8 +108,8 @@ def _lines(frame: _Frame) -> list[str]:
     lines = ["   ".join(head), "", *_node_table(seen), ""]
     if frame.taken is not None and seen.limits:
         lines += [*limit_lines(seen.limits, _MOST_LIMITS), ""]
-    if frame.settings:
-        lines += [painted(frame.settings, "warning"), ""]
+    if seen.settings:
+        lines += [painted(seen.settings, "warning"), ""]
     room = max(1, shutil.get_terminal_size().lines - len(lines) - _FOOT)
     shown = seen.held + seen.possible
     oldest = sorted(shown, key=lambda lock: -(age_of(lock.holder) or 0.0))

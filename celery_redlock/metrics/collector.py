@@ -164,12 +164,13 @@ class StateCollector:
 
     def _leadership(self, redlock: Redlock) -> Iterator[GaugeMetricFamily]:
         found = leadership_of(redlock, election_key(self._app))
-        if found.ballot.answered < found.ballot.quorum:
+        key, ballot = found.lock.key, found.lock.ballot
+        if ballot.answered < ballot.quorum:
             return  # it is not known whether a beat leads
         self._has_candidates |= bool(found.leader or found.standbys)
         if self._has_candidates:
-            yield _gauge("leaders", {found.key: found.leader is not None})
-            yield _gauge("standbys", {found.key: len(found.standbys)})
+            yield _gauge("leaders", {key: found.leader is not None})
+            yield _gauge("standbys", {key: len(found.standbys)})
 
 
 def _limited_keys(app: Celery) -> list[LimitedKey]:

@@ -137,10 +137,12 @@ class LockStatus:
     Attributes:
         seen: The holder, and the answer of each node.
         nodes: The status of each node.
+        settings: How the settings of nodes differ from ours: see `other_settings`.
     """
 
     seen: Inspection
     nodes: list[NodeStatus]
+    settings: str
 
     @property
     def is_held(self) -> bool | None:
@@ -289,7 +291,13 @@ def is_held(votes: int, unsure: int, quorum: int) -> bool | None:
 
 def lock_status(redlock: Redlock, key: str) -> LockStatus:
     """Ask the nodes who holds the key, and whether each node can tell."""
-    return LockStatus(redlock.inspect(key), node_status(redlock))
+    return status_of(redlock, redlock.inspect(key))
+
+
+def status_of(redlock: Redlock, seen: Inspection) -> LockStatus:
+    """Ask whether each node can tell, after they were asked who holds a key."""
+    nodes = node_status(redlock)
+    return LockStatus(seen, nodes, other_settings(redlock, nodes))
 
 
 def other_settings(redlock: Redlock, nodes: Sequence[NodeStatus]) -> str:

@@ -31,6 +31,7 @@ from celery_redlock.operations.inspect import (
     holder_in,
     is_held,
     node_status,
+    other_settings,
 )
 from celery_redlock.scripts import INSPECT, TAKEN
 from celery_redlock.scripts.keys import PERMIT, START
@@ -125,26 +126,30 @@ class Scan:
 
     Attributes:
         kind: What was scanned for.
-        labels: The names of all nodes.
-        unseen: Why nodes could not be read, or not to the end, by name.
+        pattern: Which keys were scanned for.
         found: All holders, ordered by key.
         counts: How many keys each node has.
         nodes: The status of each node.
-        pattern: Which keys were scanned for.
+        settings: How the settings of nodes differ from ours: see `other_settings`.
     """
 
     kind: Kind
-    labels: tuple[str, ...]
-    unseen: dict[str, str]
+    pattern: str
     found: list[SeenHolder]
     counts: dict[str, int]
     nodes: list[NodeStatus]
-    pattern: str = "*"
+    settings: str
+
+    @property
+    def unseen(self) -> dict[str, str]:
+        """Why nodes could not be read, or not to the end, by name."""
+        silent = (it for it in self.nodes if it.state is NodeState.SILENT)
+        return {node.label: node.reason for node in silent}
 
     @property
     def quorum(self) -> int:
         """The number of nodes that are a majority."""
-        return quorum_of(len(self.labels))
+        return quorum_of(len(self.nodes))
 
     @property
     def can_tell(self) -> int:
@@ -261,7 +266,8 @@ def scan(
             parse,
         )
     ]
-    return Scan(kind, redlock.labels, visited.unseen, found, counts, nodes, pattern)
+    settings = other_settings(redlock, nodes)
+    return Scan(kind, pattern, found, counts, nodes, settings)
 
 
 def locks_of(redlock: Redlock, base: str, pid: int | None) -> dict[str, set[Holder]]:

@@ -82,7 +82,7 @@ def votes_text(votes: int, nodes: int) -> str:
 
 def unknown_text(seen: Scan) -> str:
     """Return the text of a scan without a majority."""
-    nodes = len(seen.labels)
+    nodes = len(seen.nodes)
     if nodes == 1:
         return "The node cannot tell which locks are held."
     return (

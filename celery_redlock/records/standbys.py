@@ -15,9 +15,8 @@ from celery_redlock.wire.quorum import VoteKind
 from celery_redlock.wire.requests import all_answered
 
 if TYPE_CHECKING:
+    from celery_redlock.locks.lease import Inspection
     from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.wire.quorum import Ballot
-
 
 _MS = 1000
 
@@ -27,27 +26,25 @@ class Leadership:
     """The leader and the standbys, as the nodes see them at one moment.
 
     Attributes:
-        key: The name of the election.
-        leader: The leader, since ``started``, with the number of the term as
-            ``fence``. None if there is none, or too few nodes answered.
-        votes: How many nodes name the leader.
-        ttl_left: Seconds until the term ends if it is not renewed.
+        lock: The lock of the election, which the leader holds.
         standbys: The standbys, since ``started``; the longest first.
-        ballot: The votes of the nodes on the leader.
     """
 
-    key: str
-    leader: Holder | None
-    votes: int
-    ttl_left: float
+    lock: Inspection
     standbys: tuple[Holder, ...]
-    ballot: Ballot
+
+    @property
+    def leader(self) -> Holder | None:
+        """The leader, since ``started``; its ``fence`` is the number of the term.
+
+        None if there is none, or too few nodes answered.
+        """
+        return self.lock.holder
 
 
 def leadership_of(redlock: Redlock, key: str) -> Leadership:
     """Ask the nodes for the leader and the standbys. Changes nothing."""
-    inspection = redlock.inspect(key)
-    leader = inspection.holder
+    lock = redlock.inspect(key)
     request = redlock.nodes.ask(
         LIST_STANDBYS, [redlock.keys.standby(key)], done_when=all_answered
     )
@@ -55,16 +52,10 @@ def leadership_of(redlock: Redlock, key: str) -> Leadership:
     for index in request.ballot.indexes(VoteKind.GRANTED):
         for value in request.replies[index][1:]:
             holder = Holder.parse(value.decode(errors="replace"))
-            if leader is None or holder.base != leader.base:
+            if lock.holder is None or holder.base != lock.holder.base:
                 listed[holder.base] = holder
-    return Leadership(
-        key=key,
-        leader=leader,
-        votes=inspection.votes,
-        ttl_left=inspection.ttl_left,
-        standbys=tuple(sorted(listed.values(), key=lambda holder: holder.started)),
-        ballot=inspection.ballot,
-    )
+    standbys = sorted(listed.values(), key=lambda holder: holder.started)
+    return Leadership(lock, tuple(standbys))
 
 
 class StandbyList:

@@ -145,7 +145,7 @@ def _lock_table(
     heads = [("Key", ""), ("Task", ""), ("Holder", ""), ("Age", "")]
     heads += [("Ends in", "number"), ("Fence", "number"), ("Nodes", "number")]
     heads += [("Release", "")] if style.link else []
-    rows = [_holder_row(row, len(seen.labels), style) for row in some]
+    rows = [_holder_row(row, len(seen.nodes), style) for row in some]
     if not rows:
         fact = "No lock is held" if seen.has_quorum else _CANNOT_TELL
         selected = "" if seen.pattern == "*" else f" whose key matches {seen.pattern}"
@@ -158,7 +158,7 @@ def _summary(seen: Scan) -> str:
     """Return sentences on how many locks are held."""
     facts = []
     if seen.has_quorum:
-        where = on_nodes(seen.can_tell, len(seen.labels))
+        where = on_nodes(seen.can_tell, len(seen.nodes))
         facts.append(f"{len(seen.held):,} held, as seen {where}.")
     elif seen.held:
         facts.append(f"{len(seen.held)} held for certain; there may be others.")

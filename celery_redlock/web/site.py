@@ -28,11 +28,7 @@ from celery_redlock.basics.text import printable, printable_line
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.locks.forced_release import MOST_FIELD
 from celery_redlock.locks.redlock import Redlock
-from celery_redlock.operations.inspect import (
-    node_status,
-    other_settings,
-    voting_nodes,
-)
+from celery_redlock.operations.inspect import node_status, voting_nodes
 from celery_redlock.operations.release import Operator, ask_for_page, release
 from celery_redlock.operations.scan import Scan, scan
 from celery_redlock.operations.words import instant, plural, votes_text
@@ -161,7 +157,6 @@ class _Snapshot:
     """The answers of the nodes at one moment."""
 
     seen: Scan
-    settings: str
     releases: list[ForcedRelease]
     at: float
 
@@ -179,11 +174,8 @@ class _Snapshots:
         with self.mutex:
             now = SYSTEM_CLOCK.monotonic()
             if self.snapshot is None or self.pattern != pattern or now >= self.until:
-                seen = scan(redlock, pattern)
-                settings = other_settings(redlock, seen.nodes)
-                releases = forced_releases(redlock)
-                at = SYSTEM_CLOCK.wall()
-                self.snapshot = _Snapshot(seen, settings, releases, at)
+                seen, releases = scan(redlock, pattern), forced_releases(redlock)
+                self.snapshot = _Snapshot(seen, releases, SYSTEM_CLOCK.wall())
                 self.pattern = pattern
                 self.until = SYSTEM_CLOCK.monotonic() + _SHARED_FOR
             return self.snapshot
@@ -345,7 +337,7 @@ class LockPage:
                 "div",
                 _verdict(snapshot),
                 _note(parts.unknown(snapshot.seen), "error"),
-                _note(snapshot.settings, "warning"),
+                _note(snapshot.seen.settings, "warning"),
                 id="state",
                 data_live=True,
             ),

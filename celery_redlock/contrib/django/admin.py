@@ -32,7 +32,6 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.contrib.django.models import CallRecord, HeldLock, OutboxMessage
 from celery_redlock.contrib.django.project import celery_app
 from celery_redlock.errors import RedlockError
-from celery_redlock.operations.inspect import other_settings
 from celery_redlock.operations.release import (
     Operator,
     ask_for_page,
@@ -108,7 +107,7 @@ class HeldLockAdmin(admin.ModelAdmin):
             context |= {
                 "seen": seen,
                 "unknown": parts.unknown(seen),
-                "settings": other_settings(redlock, seen.nodes),
+                "settings": seen.settings,
                 "locks": parts.lock_list(seen, style, request.GET.dict()),
                 "limits": parts.limit_list(seen),
                 "doubts": parts.doubts(seen.nodes),

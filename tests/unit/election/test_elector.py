@@ -397,7 +397,7 @@ def test_leader_and_standbys_are_listed(candidates: list[Candidate]) -> None:
     assert seen.leader.fence == first.term.number
     assert seen.leader.started == pytest.approx(began, abs=0.01)
     assert (seen.leader.task, seen.leader.pid) == ("a candidate", os.getpid())
-    assert (seen.votes, 0 < seen.ttl_left <= TTL) == (5, True)
+    assert (seen.lock.votes, 0 < seen.lock.ttl_left <= TTL) == (5, True)
     assert [type(standby) for standby in seen.standbys] == [Holder, Holder]
     assert [standby.task for standby in seen.standbys] == ["a candidate"] * 2
 
@@ -425,8 +425,9 @@ def test_election_without_candidates_lists_none(nodes: FakeNodes) -> None:
     redlock = nodes.redlock()
 
     seen = leadership_of(redlock, KEY)
-    assert (seen.leader, seen.votes, seen.ttl_left, seen.standbys) == (None, 0, 0.0, ())
-    assert seen.ballot.answered == 5
+    assert (seen.leader, seen.standbys) == (None, ())
+    assert (seen.lock.votes, seen.lock.ttl_left) == (0, 0.0)
+    assert seen.lock.ballot.answered == 5
 
     nodes.freeze(0, 1, 2)
-    assert leadership_of(redlock, KEY).ballot.answered == 2
+    assert leadership_of(redlock, KEY).lock.ballot.answered == 2
