@@ -46,7 +46,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, propagate, trace
-from opentelemetry.propagators.textmap import Getter
 from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
 
 from celery_redlock import signals
@@ -169,23 +168,11 @@ def _permits(lease: Lease) -> dict[str, Any]:
     return {"redlock.permit": "\n".join(names)} if names else {}
 
 
-class _OfRequest(Getter[Any]):
-    """Reads the headers of a message, which are attributes of Celery's request."""
-
-    def get(self, carrier: Any, key: str) -> list[str] | None:
-        value = getattr(carrier, key, None)
-        return [value] if isinstance(value, str) else None
-
-    def keys(self, carrier: Any) -> list[str]:
-        return list(vars(carrier))
-
-
-_OF_REQUEST = _OfRequest()
-
-
 def _parent(task: Task) -> Context:
     """Return the context of the task's span, or else the context in its message."""
     here = context.get_current()
     if trace.get_current_span(here).get_span_context().is_valid:
         return here
-    return propagate.extract(task.request, here, _OF_REQUEST)
+    # The headers of a message are attributes of Celery's request.
+    headers = {k: v for k, v in vars(task.request).items() if isinstance(v, str)}
+    return propagate.extract(headers, here)
