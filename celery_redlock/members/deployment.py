@@ -10,7 +10,7 @@ from celery_redlock.basics.glob import escaped
 from celery_redlock.basics.resp import ErrorReply, refusal_of
 from celery_redlock.basics.text import number_in
 from celery_redlock.errors import RedlockError
-from celery_redlock.members.view import JOINED, View, refusal
+from celery_redlock.members.view import JOINED, View, is_older, refusal
 from celery_redlock.wire.client import NodeUnreachable, each_node
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _PAUSE = 0.05  # seconds between two tries
 _MS = 1000
-_OLDER = ("protocol 1,", "format 2,", "format 3,")  # what older versions stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ def _refuse_what_is_not_new(
     for label, (config, locks, left) in nodes.results.items():
         view = View.parse(config)
         is_ours = view is not None and view.configuration == guard.configuration
-        if not (is_ours or config in ("", JOINED) or config.startswith(_OLDER)):
+        if not (is_ours or config in ("", JOINED) or is_older(config)):
             difference, remedy = refusal(config, guard.config)
             raise RedlockError(
                 f"Node {label} belongs to another deployment, so nothing was changed: "
@@ -153,5 +152,5 @@ def _forget_what_does_not_vote(guard: RestartGuard) -> None:
     looks = [look for look in guard.look() if look]
     has_votes = any(look.votes and look.view for look in looks)
     for config in {look.config for look in looks} - {JOINED}:
-        if not has_votes or config.startswith(_OLDER):
+        if not has_votes or is_older(config):
             guard.look(forget=config)

@@ -184,6 +184,17 @@ class View:
         )
 
 
+def is_older(text: str) -> bool:
+    """Tell whether an earlier version has stored this text."""
+    return _format_of(text) < FORMAT
+
+
+def _format_of(text: str) -> int:
+    """Return the number of the format of a text; ours if it has none."""
+    found = _NUMBERED.match(text)
+    return int(found[1]) if found else FORMAT
+
+
 def refusal(theirs: str, ours: str) -> tuple[str, str]:
     """Return how the view of a node differs from ours, and the remedy.
 
@@ -212,13 +223,12 @@ def _refusal(theirs: str, ours: str) -> tuple[str, str]:  # noqa: PLR0911
             f"are closed: moving to {plan.configuration if plan else theirs}",
             f"Wait until {command} is done, or run it again with its arguments",
         )
-    number = _NUMBERED.match(theirs)
-    if theirs.startswith("protocol 1,") or (number and int(number[1]) < FORMAT):
+    if is_older(theirs):
         return (
             f"were used by an older celery-redlock ({theirs})",
             "Stop all workers and beats, then run `celery -A proj redlock init`",
         )
-    if number and int(number[1]) > FORMAT:
+    if _format_of(theirs) > FORMAT:
         return (
             f"were used by a newer celery-redlock ({theirs})",
             "Install the same version for this client",

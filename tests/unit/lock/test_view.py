@@ -241,11 +241,6 @@ UNFINISHED = (
             UNFINISHED,
         ),
         (
-            "protocol 1, max_ttl 60 s, nodes a",
-            "were used by an older celery-redlock (protocol 1, max_ttl 60 s, nodes a)",
-            OLDER,
-        ),
-        (
             "format 2, x",
             "were used by an older celery-redlock (format 2, x)",
             OLDER,
