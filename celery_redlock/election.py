@@ -65,6 +65,7 @@ _RETRY_AT = 1 / 12  # of the ttl, after a renewal that failed
 _STANDBY_PAUSE = 0.5  # seconds between two attempts to lead
 _SHORTEST_PAUSE = 0.01  # seconds
 _LONGEST_SPLIT = 0.1  # seconds, after split votes
+_NOT_RENEWED = object()  # a state to log, as a term and the name of a leader are
 
 
 class Term:
@@ -161,7 +162,6 @@ class Elector(OfOneProcess):
         self._standbys = StandbyList(self._redlock, self.key, self.ttl)
         self._renewed_at = 0.0
         self._may_hold = False  # an interrupted attempt may have got the lock
-        self._has_failed_renewal = False
         self._logged: object = None  # the state that was logged last
 
     def campaign(self) -> Term | None:
@@ -217,11 +217,11 @@ class Elector(OfOneProcess):
         timeout = self._redlock.timing.node_timeout
         if extension.carry_through(timeout):
             self._renewed_at = now
-            if self._has_failed_renewal:
+            if self._logged is _NOT_RENEWED:
                 fields = log_fields("leader-renewed", election=self.key)
                 text = "The leadership of %r is renewed again."
                 log.info(text, self.key, extra=fields)
-            self._has_failed_renewal = False
+            self._logged = term
         elif ballot.top_taker[1] >= ballot.quorum:
             self._lose(term, f"{Holder.parse(ballot.holder_value())} leads")
         elif not term.is_valid():
@@ -232,7 +232,7 @@ class Elector(OfOneProcess):
         return self.term is not None
 
     def _log_failed_renewal(self, term: Term, reasons: str) -> None:
-        if not self._has_failed_renewal:
+        if self._logged is not _NOT_RENEWED:
             log.warning(
                 "The leadership of %r could not be renewed: %s. It ends in %.1f s "
                 "unless a renewal succeeds.",
@@ -241,7 +241,7 @@ class Elector(OfOneProcess):
                 term.remaining(),
                 extra=log_fields("leader-not-renewed", election=self.key),
             )
-        self._has_failed_renewal = True
+        self._logged = _NOT_RENEWED
 
     def _lose(self, term: Term, reason: str) -> None:
         lease = term.lease
@@ -289,7 +289,6 @@ class Elector(OfOneProcess):
         self.term = term = Term(lease, since=self._clock.wall())
         self._may_hold = False
         self._renewed_at, self._logged = began, term
-        self._has_failed_renewal = False
         self.pause = self.ttl * _RENEW_AT
         self._standbys.withdraw()
         fields = log_fields("leader-elected", election=self.key, term=term.number)
