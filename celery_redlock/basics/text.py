@@ -16,6 +16,7 @@ MOST_TOLD = 500
 
 _SHOWN = 60  # letters of a wrong one
 _MOST_DIGITS = 18
+_MOST_PORT = 65_535
 _MOST_SECONDS = 1e10  # since 1970: the year 2286
 
 
@@ -120,6 +121,11 @@ def number_in(text: str) -> int:
     A text with very many digits is an error of `int`.
     """
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else 0
+
+
+def is_port(text: str) -> bool:
+    """Tell whether this is the number of a port."""
+    return text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) <= _MOST_PORT
 
 
 def seconds_in(text: str) -> float:

@@ -31,6 +31,7 @@ from urllib.parse import unquote, urlsplit
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.resp import ErrorReply
+from celery_redlock.basics.text import is_port
 from celery_redlock.scripts.keyspace import STRING
 from celery_redlock.stores.commands import StoreFacts, add_needs, run
 from celery_redlock.stores.keyspace import Cell, Loader, StoreKeyspace
@@ -181,9 +182,9 @@ def servers_in(url: str, port: int) -> list[tuple[str, int]]:
         ValueError: There is none, or a port is no number.
     """
     servers = []
-    for one in urlsplit(url).netloc.rpartition("@")[2].split(","):
-        host, _, its_port = one.strip().rpartition(":") if ":" in one else (one, "", "")
-        if not host or (its_port and not its_port.isdecimal()):
+    for one in map(str.strip, urlsplit(url).netloc.rpartition("@")[2].split(",")):
+        host, _, its_port = one.rpartition(":") if ":" in one else (one, "", "")
+        if not host or (its_port and not is_port(its_port)):
             raise ValueError("write the servers as host:port,host:port")
         servers.append((host, int(its_port or port)))
     return servers

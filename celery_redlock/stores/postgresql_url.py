@@ -20,6 +20,8 @@ from urllib.parse import quote, urlencode
 from psycopg import Error, pq
 from psycopg.conninfo import conninfo_to_dict
 
+from celery_redlock.basics.text import is_port
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -54,7 +56,7 @@ def name_of(url: str) -> str:
         ) from None
     host = parts.get("host") or "localhost"
     port = str(parts.get("port") or _PORT)
-    if not re.fullmatch(r"\d+(,\d+)*", port):
+    if not all(map(is_port, port.split(","))):
         raise ValueError("its port must be a number")
     database = parts.get("dbname") or parts.get("user") or "postgres"
     place = f"{host}:{port}/{database}"

@@ -113,9 +113,11 @@ def test_connection_of_django_is_a_node() -> None:
         (["postgresql://db/app", "redis://a"], "A store decides alone"),
         (["postgresql://db/app", "etcd://a"], "A store decides alone"),
         (["postgresql://u:secret@db:x/app"], "cannot be used: its port must be a num"),
+        (["postgresql://u:secret@db:65536/app"], "cannot be used: its port must be"),
         (["postgresql://u:secret@[db/app"], "it is no URL of PostgreSQL"),
         (["postgresql://u:secret@db/app?options=-c x=y"], "%20 for a blank"),
         (["etcd://u:secret@a:x"], "write the servers as host:port,host:port"),
+        (["etcd://u:secret@a:65536"], "write the servers as host:port,host:port"),
         (["etcd://"], "host:port,host:port"),
         (["etcd://u:secret@a:2379,"], "host:port,host:port"),
         (["etcd://u:secret@a:2379/shop"], "has no path"),
@@ -134,6 +136,15 @@ def test_wrong_nodes_are_refused_with_the_remedy(nodes: list[str], said: str) ->
     with pytest.raises(ConfigurationError, match=said) as caught:
         Redlock(nodes)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["etcd", "zookeeper"])
+def test_blanks_between_servers_are_no_part_of_a_host(scheme: str) -> None:
+    """Whether a port follows or not."""
+    assert (
+        parse_node(f"{scheme}://b:1, a:1 , c").name
+        == parse_node(f"{scheme}://a:1,b:1,c").name
+    )
 
 
 @pytest.mark.parametrize(
