@@ -7,7 +7,7 @@ do, by `_CALL`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.glob import head_of, matcher
 from celery_redlock.basics.resp import ErrorReply
@@ -29,19 +29,6 @@ _READS = (
     *(b"ZCARD", b"ZSCORE", b"ZRANGEBYSCORE"),
 )
 _WRITES = b"SET", b"DEL", b"HSET", b"HDEL", b"ZADD"
-
-
-class StoreFacts(Protocol):
-    """The part of a store that commands about no single key ask.
-
-    Attributes:
-        info: What INFO replies.
-    """
-
-    info: dict[str, str]
-
-    def scan(self, head: bytes, now_ms: int) -> list[bytes]:
-        """Return the names of the keys that begin so and have not ended by then."""
 
 
 def add_needs(needs: Needs, command: Command) -> bool:
@@ -83,7 +70,7 @@ def split_release(command: Command, most: int) -> list[Command]:
     return parts
 
 
-def run(command: Command, store: StoreFacts, keys: StoreKeyspace) -> Any:
+def run(command: Command, keys: StoreKeyspace) -> Any:
     """Carry a command out, and return its reply. An error is a reply, too."""
     verb, *words = command
     verb = verb.upper()
@@ -95,20 +82,18 @@ def run(command: Command, store: StoreFacts, keys: StoreKeyspace) -> Any:
         return run_script(script, words[2 : 2 + count], words[2 + count :], keys)
     if verb in (*_READS, *_WRITES, b"PUBLISH"):
         return run_script(_CALL, [], [verb, *words], keys)
-    return _of_the_store(verb, words, store, keys)
+    return _of_the_store(verb, words, keys)
 
 
-def _of_the_store(
-    verb: bytes, words: Sequence[bytes], store: StoreFacts, keys: StoreKeyspace
-) -> Any:
+def _of_the_store(verb: bytes, words: Sequence[bytes], keys: StoreKeyspace) -> Any:
     if verb == b"INFO":
-        fields = {"run_id": keys.run_id.decode(), **store.info}
+        fields = {"run_id": keys.run_id.decode(), **keys.loader.info}
         return "".join(f"{name}:{text}\r\n" for name, text in fields.items()).encode()
     if verb == b"SCAN":  # a store reads all keys in one go
         options = dict(zip(words[1::2], words[2::2], strict=False))
         pattern = options.get(b"MATCH", b"*")
         matches = matcher(pattern)
-        names = store.scan(head_of(pattern), keys.now_us() // 1000)
+        names = keys.loader.scan(head_of(pattern), keys.now_us() // 1000)
         return [b"0", [name for name in names if matches(name)]]
     if verb == b"TIME":  # as Redis replies, and by how much later it may be
         now = divmod(keys.time.earliest_us, 1_000_000)

@@ -33,42 +33,25 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.basics.text import is_port
 from celery_redlock.scripts.keyspace import STRING
-from celery_redlock.stores.commands import StoreFacts, add_needs, run
-from celery_redlock.stores.keyspace import Cell, Loader, StoreKeyspace
+from celery_redlock.stores.commands import add_needs, run
+from celery_redlock.stores.keyspace import Cell, Loader, NotRemembered
 from celery_redlock.stores.needs import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from celery_redlock.stores.connection import Command
-    from celery_redlock.stores.keyspace import Changes
+    from celery_redlock.stores.keyspace import Changes, StoreKeyspace
     from celery_redlock.stores.server_clock import ServerTime
 
 _TRIES, _TRIES_TOGETHER = 30, 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds
 
 
-class NotRemembered(Exception):  # noqa: N818  (no error: the store is read)
-    """A script asked for more than the store remembers."""
-
-
-class Remembered:
-    """The loader of a keyspace that was not read."""
-
-    def load(self, _names: Sequence[bytes]) -> list[Cell]:
-        """Refuse to load keys: their cells would be of another time."""
-        raise NotRemembered
-
-    def listens(self, _channel: bytes) -> bool:
-        """Refuse to tell."""
-        raise NotRemembered
-
-
-class CompareAndSwapStore(Loader, StoreFacts, Protocol):
+class CompareAndSwapStore(Loader, Protocol):
     """Runs commands on a snapshot, and again if another commit came between.
 
-    A store adds ``_servers``, ``_snapshot`` and ``_commit``, and what `Loader` and
-    `StoreFacts` ask.
+    A store adds ``_servers``, ``_snapshot`` and ``_commit``, and what `Loader` asks.
 
     Attributes:
         _reads_newest: Whether each snapshot has all commits of before. If not, scripts
@@ -121,7 +104,7 @@ class CompareAndSwapStore(Loader, StoreFacts, Protocol):
                 pause = doubled(_FIRST_PAUSE, conflicts, _LONGEST_PAUSE)
                 SYSTEM_CLOCK.sleep(jittered(pause, 0.0))
             keys = self._snapshot(needs, is_newest=is_newest)
-            replies = [run(command, self, keys) for command in commands]
+            replies = [run(command, keys) for command in commands]
             if keys.changes:
                 if self._commit(keys, needs):
                     return replies
@@ -143,7 +126,7 @@ class CompareAndSwapStore(Loader, StoreFacts, Protocol):
         if keys is None:
             return None
         try:
-            replies = [run(command, self, keys) for command in commands]
+            replies = [run(command, keys) for command in commands]
             return replies if keys.changes and self._commit(keys, needs) else None
         except NotRemembered:
             return None
@@ -151,7 +134,7 @@ class CompareAndSwapStore(Loader, StoreFacts, Protocol):
     def _remembered(self, _needs: Needs) -> StoreKeyspace | None:
         """Return the cells as this client wrote them last; None if unsure.
 
-        Its loader is a `Remembered`.
+        It has no loader.
         """
         return None
 

@@ -56,8 +56,6 @@ from celery_redlock.scripts.keyspace import HASH, STRING
 from celery_redlock.stores.commands import split_release
 from celery_redlock.stores.compare_and_swap import (
     CompareAndSwapStore,
-    NotRemembered,
-    Remembered,
     decoded,
     encoded,
     has_ended,
@@ -67,7 +65,7 @@ from celery_redlock.stores.compare_and_swap import (
 )
 from celery_redlock.stores.connection import GRANT, StoreError, readable
 from celery_redlock.stores.etcd_member import EtcdMember, MemberError, tls_of
-from celery_redlock.stores.keyspace import HEAD, Cell, StoreKeyspace
+from celery_redlock.stores.keyspace import HEAD, Cell, NotRemembered, StoreKeyspace
 
 if TYPE_CHECKING:
     import socket
@@ -243,7 +241,7 @@ class Etcd(CompareAndSwapStore):
         return self._keyspace(needs, cells, self)
 
     def _keyspace(
-        self, needs: Needs, cells: Sequence[Cell], loader: Any
+        self, needs: Needs, cells: Sequence[Cell], loader: Etcd | None
     ) -> StoreKeyspace:
         keys = StoreKeyspace(loader, run_id=self._run_id, time=self._time())
         keys.enter({*needs.names, *needs.fields}, cells)
@@ -319,7 +317,7 @@ class Etcd(CompareAndSwapStore):
             return None
         ranges = _ranges_of(needs)
         self._asked_for = ranges if len(ranges) <= _MOST_ASKED_FOR else []
-        return self._keyspace(needs, cells, Remembered())
+        return self._keyspace(needs, cells, None)
 
     def _forget_if_connected_again(self) -> None:
         connects = sum(member.connects for member in self._members)

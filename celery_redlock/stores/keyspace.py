@@ -73,14 +73,27 @@ class Changes:
         return bool(self.wiped or self.removed or self.written or self.messages)
 
 
+class NotRemembered(Exception):  # noqa: N818  (no error: the store is read)
+    """A script asked for more than the store remembers."""
+
+
 class Loader(Protocol):
-    """The part of a store that a keyspace asks while a script runs."""
+    """The part of a store that a keyspace and its commands ask while they run.
+
+    Attributes:
+        info: What INFO replies.
+    """
+
+    info: dict[str, str]
 
     def load(self, names: Sequence[bytes]) -> Iterable[Cell]:
         """Return all cells of these keys."""
 
     def listens(self, channel: bytes) -> bool:
         """Tell whether a process listens on this channel."""
+
+    def scan(self, head: bytes, now_ms: int) -> list[bytes]:
+        """Return the names of the keys that begin so and have not ended by then."""
 
 
 class Counter(Loader, Protocol):
@@ -103,7 +116,8 @@ class StoreKeyspace(Keyspace):
     """Keys that are loaded from a store, and the changes of scripts to them.
 
     Args:
-        loader: Loads keys that were not loaded before.
+        loader: Loads keys that were not loaded before. None: nothing was read, and who
+            asks for more raises `NotRemembered`, as its cells would be of another time.
         run_id: The name of the server, which another one has after it may have lost
             keys.
         time: What the clock of the store says.
@@ -119,7 +133,7 @@ class StoreKeyspace(Keyspace):
 
     def __init__(
         self,
-        loader: Loader,
+        loader: Loader | None,
         *,
         run_id: bytes,
         time: ServerTime,
@@ -137,6 +151,13 @@ class StoreKeyspace(Keyspace):
         self._stale: set[bytes] = set()  # the store has cells of a key that has ended
         self._parts: set[bytes] = set()  # the store has members that were not loaded
         self._shrunk: set[bytes] = set()
+
+    @property
+    def loader(self) -> Loader:
+        """The store, to ask it for more."""
+        if self._loader is None:
+            raise NotRemembered
+        return self._loader
 
     # -- loading -------------------------------------------------------------------
 
@@ -193,7 +214,7 @@ class StoreKeyspace(Keyspace):
         try:
             entry = self._entries[name]
         except KeyError:
-            self.enter([name], self._loader.load([name]))
+            self.enter([name], self.loader.load([name]))
             entry = self._entries[name]
         if entry is not None and kind and entry.kind != kind:
             raise WrongType
@@ -210,7 +231,7 @@ class StoreKeyspace(Keyspace):
         taken, self.changes = self.changes, Changes(messages=self.changes.messages)
         taken.messages = []
         self.is_changed = self.is_changed or bool(taken)
-        counter = cast("Counter", self._loader)  # or nothing was loaded in part
+        counter = cast("Counter", self.loader)  # or nothing was loaded in part
         counter.flush(taken)
         return counter
 
@@ -235,7 +256,7 @@ class StoreKeyspace(Keyspace):
 
     def publish(self, channel: bytes, message: bytes) -> int:
         """Send a message at the end of the transaction, if a process listens."""
-        if not self._loader.listens(channel):
+        if not self.loader.listens(channel):
             return 0
         self.changes.messages.append((channel, message))
         return 1
@@ -244,7 +265,7 @@ class StoreKeyspace(Keyspace):
         """Return strings, loaded together."""
         unknown = [name for name in dict.fromkeys(names) if name not in self._entries]
         if unknown:
-            self.enter(unknown, self._loader.load(unknown))
+            self.enter(unknown, self.loader.load(unknown))
         return super().mget(names)
 
     def delete(self, name: bytes) -> bool:

@@ -56,7 +56,6 @@ from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.stores import postgresql_url
 from celery_redlock.stores.commands import add_needs, run
-from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
 from celery_redlock.stores.connection import (
     DROPPED,
     GRANT,
@@ -64,7 +63,7 @@ from celery_redlock.stores.connection import (
     StoreError,
     readable,
 )
-from celery_redlock.stores.keyspace import Cell, Changes, StoreKeyspace
+from celery_redlock.stores.keyspace import Cell, Changes, NotRemembered, StoreKeyspace
 from celery_redlock.stores.needs import Needs
 from celery_redlock.stores.postgresql_memory import Memory
 from celery_redlock.stores.postgresql_statements import (
@@ -345,7 +344,7 @@ class PostgreSQL:
             replies = []
             try:
                 for command in commands:
-                    replies.append(run(command, self, assumption.keys))
+                    replies.append(run(command, assumption.keys))
                     assumption.note_counters(needs.stripes)
             except NotRemembered:
                 return None
@@ -382,13 +381,13 @@ class PostgreSQL:
         if not needs.rare.isdisjoint(cell.name for cell in found.cells):
             return None  # of these, only the heads are known
         keys = StoreKeyspace(
-            Remembered(),
+            None,
             run_id=self._identifier + found.place,
             time=ServerTime(found.now_us, found.now_us),
         )
         keys.enter(needs.names, found.cells, needs.fields)
         try:
-            replies = [run(command, self, keys) for command in commands]
+            replies = [run(command, keys) for command in commands]
         except NotRemembered:
             return None
         return None if keys.changes else replies
@@ -404,7 +403,7 @@ class PostgreSQL:
     ) -> Waits[list[Any]]:
         is_read = needs.is_read or sees_ended
         keys = yield from self._begin(needs, is_read=is_read, sees_ended=sees_ended)
-        replies = [run(command, self, keys) for command in commands]
+        replies = [run(command, keys) for command in commands]
         if is_read:
             if keys.changes or keys.is_changed:
                 raise errors.LockNotAvailable

@@ -42,8 +42,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.scripts.keyspace import HASH, STRING, Entry
 from celery_redlock.stores.commands import add_needs
-from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
-from celery_redlock.stores.keyspace import HEAD, StoreKeyspace
+from celery_redlock.stores.keyspace import HEAD, NotRemembered, StoreKeyspace
 from celery_redlock.stores.needs import Needs
 from celery_redlock.stores.postgresql_statements import NULL, Assumed, element, elements
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 
     _Part: TypeAlias = tuple[bytes, frozenset[bytes]]
 
-_REMEMBERED = Remembered()
 _MOST_LOCKS = 10_000
 _MOST_LATE_US = 1_000_000
 _HEAD, _STRING = element(HEAD), element(STRING.encode())
@@ -78,7 +76,7 @@ class AssumedKeyspace(StoreKeyspace):
     """
 
     def __init__(self, *, run_id: bytes, time: ServerTime) -> None:
-        super().__init__(_REMEMBERED, run_id=run_id, time=time)
+        super().__init__(None, run_id=run_id, time=time)
         self._latest_ms = 0
         self.is_timed = False
         self._has_time = time.latest_us - time.earliest_us < _MOST_LATE_US

@@ -93,7 +93,6 @@ from celery_redlock.basics.selector import new_selector
 from celery_redlock.scripts.keyspace import HASH, STRING
 from celery_redlock.stores.compare_and_swap import (
     CompareAndSwapStore,
-    Remembered,
     decoded,
     encoded,
     has_ended,
@@ -391,7 +390,7 @@ class ZooKeeper(CompareAndSwapStore):
         time = self._time()
         if has_ended(cells, time):
             return None
-        keys = StoreKeyspace(Remembered(), run_id=self._run_id, time=time)
+        keys = StoreKeyspace(None, run_id=self._run_id, time=time)
         keys.enter([*needs.names, *needs.fields], cells)
         return keys
 
