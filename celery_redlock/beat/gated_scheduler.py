@@ -41,7 +41,6 @@ from celery_redlock.beat.due_entries import (
     slots_due,
 )
 from celery_redlock.beat.term import DeadlineProducer, TermEnding
-from celery_redlock.records.beat_slots import slot_name
 from celery_redlock.task.header import HEADER
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class GatedScheduler(_Base):
         if left and left[0] not in slots:
             return  # an interval has one slot, which is late and not lost
         for due in slots[: len(slots) - len(left)]:
-            name = slot_name(entry.name, due)
+            name = self.term.record.slot_name(entry.name, due)
             log.error(
                 "%s could not be sent within redlock_beat_catchup (%g s), and is lost.",
                 name,
@@ -248,7 +247,7 @@ class GatedScheduler(_Base):
         missed = slots_due(entry.schedule, handled, earliest - 1, most=_MOST_MISSED)
         if not missed:
             return
-        name, more = slot_name(entry.name, missed[0]), len(missed) - 1
+        name, more = self.term.record.slot_name(entry.name, missed[0]), len(missed) - 1
         number = f"{more} or more" if len(missed) == _MOST_MISSED else f"{more}"
         log.warning(
             "%s%s not sent: no beat has sent %s, and redlock_beat_catchup (%g s) is "
@@ -265,7 +264,7 @@ class GatedScheduler(_Base):
         if self.term.record.comes_again(entry.name, due):
             return entry  # a task drops a name that it has seen
         headers = dict(entry.options.get("headers") or {})
-        headers[HEADER] = {"slot": slot_name(entry.name, due)}
+        headers[HEADER] = {"slot": self.term.record.slot_name(entry.name, due)}
         return copy_of(entry, options={**entry.options, "headers": headers})
 
     def _record_sent(
@@ -273,7 +272,7 @@ class GatedScheduler(_Base):
     ) -> None:
         now = self.term.now
         if now - due > _LATE_US:
-            name, late = slot_name(entry.name, due), (now - due) / _US
+            name, late = self.term.record.slot_name(entry.name, due), (now - due) / _US
             extra = log_fields("slot-late", slot=name, seconds=late)
             log.info("%s was sent %.0f s after it was due.", name, late, extra=extra)
         # An interval counts from the instant at which it ran, not from its due time.

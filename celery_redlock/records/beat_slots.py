@@ -17,7 +17,8 @@ away.
 
 A leader that dies between the two steps leaves a slot that is sent twice. Both messages
 carry the name of the slot. The first task that begins marks it (``mark_slot``), so that
-the second one can be told apart.
+the second one can be told apart. The name has the election in it: the schedules of two
+apps may have an entry of the same name, and these are two slots.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ MOST_SLOT = 1024
 MOST_AHEAD = 60.0
 """The seconds by which the clock of another leader may be ahead of ours."""
 
-_MOST_ENTRY = 900  # bytes of the name of a schedule entry in it
+_MOST_ENTRY, _MOST_ELECTION = 600, 300  # bytes of the name of each in it
 _MS, _US = 1000, 1_000_000
 _KEPT = 90 * 24 * 3600  # seconds without a note after which nodes forget all of them
 _MOST = 10_000  # entries; above that, the tenth with the oldest notes is forgotten
@@ -56,17 +57,12 @@ _MARKED = 3600.0  # seconds for which a mark lasts
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
-def slot_name(entry: str, due_us: int) -> str:
-    """Return the name of a slot: the same in every beat.
-
-    It is one line of at most ``MOST_SLOT`` bytes. A longer name of an entry is cut, and
-    ends with a digest of the whole.
-    """
-    due = _EPOCH + timedelta(microseconds=due_us)
-    if not is_line(entry, _MOST_ENTRY):
-        digest = blake2b(entry.encode(errors="backslashreplace"), digest_size=8)
-        entry = f"{line_of(entry, _MOST_ENTRY)}~{digest.hexdigest()}"
-    return f"{entry}@{due.isoformat()}"
+def _in_a_name(text: str, most: int) -> str:
+    """Return a text as a line of about ``most`` bytes, cut where a digest follows."""
+    if is_line(text, most):
+        return text
+    digest = blake2b(text.encode(errors="backslashreplace"), digest_size=8)
+    return f"{line_of(text, most)}~{digest.hexdigest()}"
 
 
 def mark_slot(redlock: Redlock, slot: str, task_id: str) -> str | None:
@@ -98,6 +94,8 @@ class SlotRecord:
 
     def __init__(self, redlock: Redlock, key: str) -> None:
         self._redlock = redlock
+        election = key.replace("%", "%25").replace("/", "%2F")
+        self._election = _in_a_name(election, _MOST_ELECTION)
         self._slots_key = redlock.keys.slots(key)
         self._known: dict[str, int] = {}
         self._to_note: dict[str, int | str] = {}
@@ -105,6 +103,14 @@ class SlotRecord:
 
     def __iter__(self) -> Any:
         return iter(list(self._known))
+
+    def slot_name(self, entry: str, due_us: int) -> str:
+        """Return the name of a slot: the same in every beat of this election alone.
+
+        It is one line of at most ``MOST_SLOT`` bytes.
+        """
+        due = (_EPOCH + timedelta(microseconds=due_us)).isoformat()
+        return f"{self._election}/{_in_a_name(entry, _MOST_ENTRY)}@{due}"
 
     def upto(self, entry: str) -> int | None:
         """Return the instant until which an entry was handled; None if it never was."""

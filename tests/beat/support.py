@@ -52,7 +52,7 @@ class Sent(NamedTuple):
     @property
     def entry(self) -> str:
         """The schedule entry of the slot."""
-        return self.slot.rpartition("@")[0]
+        return self.slot.partition("/")[2].rpartition("@")[0]
 
     @property
     def due(self) -> datetime:

@@ -43,7 +43,7 @@ def test_settings_of_the_page_make_beat_elect_and_send(
 
     sent = beats.until_sent(2, by=beat)
     assert [message.task for message in sent] == ["import"] * 2
-    assert all(message.slot.startswith("import@") for message in sent)
+    assert all(message.slot.startswith("beat:proj/import@") for message in sent)
     beat.until_logged("Elected leader of 'beat:proj'")
 
 

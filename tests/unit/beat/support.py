@@ -152,6 +152,7 @@ class Beat:
         broker: The broker that it sends to.
         schedule: Makes its ``beat_schedule``.
         conf: More configuration of its app.
+        name: The name of its app.
         options: Options of the scheduler.
 
     Attributes:
@@ -159,7 +160,7 @@ class Beat:
         due_at: When it ticks next.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (called in one place)
         self,
         host: str,
         nodes: FakeNodes,
@@ -167,11 +168,12 @@ class Beat:
         schedule: Schedule,
         *,
         conf: Mapping[str, Any] | None = None,
+        name: str = "project",
         **options: Any,
     ) -> None:
         self.clock: Any = nodes.clock
         self.nodes = nodes
-        app = Project("project", broker="memory://", set_as_current=False)
+        app = Project(name, broker="memory://", set_as_current=False)
         app.clock_of_test, app.broker_of_test, app.host = self.clock, broker, host
         app.conf.update(
             {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery.schedules import crontab
 
+from celery_redlock.records.beat_slots import mark_slot
 from tests.conftest import with_long
 from tests.unit.beat.support import (
     DAY,
@@ -85,10 +86,26 @@ def test_message_carries_its_slot_beside_the_headers_of_the_user(site: Site) -> 
     run(MINUTE, beat)
 
     (entry,) = seen
-    slot = "job@2026-11-21T12:01:00+00:00"
+    slot = "beat:project/job@2026-11-21T12:01:00+00:00"
     headers = {"mine": 1, "redlock": {"slot": slot}}
     assert entry.options == {"queue": "slow", "headers": headers}
     assert beat.scheduler.schedule["job"].options == options
+
+
+def test_entries_of_two_apps_may_have_one_name(site: Site) -> None:
+    """A task of the one app is no second message for the entry of the other app."""
+    beats = [site.start(options={"name": name}) for name in ("shop", "billing")]
+
+    for _ in range(13):
+        for beat in beats:
+            beat.tick()
+        site.clock.advance(TTL / 3)
+
+    redlock = site.nodes.another_client().redlock()
+    first, second = site.sent
+    assert (first.due, first.entry) == (second.due, second.entry)
+    assert mark_slot(redlock, first.slot, "task-1") is None
+    assert mark_slot(redlock, second.slot, "task-2") is None
 
 
 # -- the leader ends or hangs --------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.errors import QuorumUnreachable
-from celery_redlock.records.beat_slots import SlotRecord, mark_slot, slot_name
+from celery_redlock.records.beat_slots import MOST_SLOT, SlotRecord, mark_slot
 from celery_redlock.testing import FakeClock, FakeNodes
 
 if TYPE_CHECKING:
@@ -198,11 +198,37 @@ def test_clock_that_was_far_ahead_silences_no_entry(
 # -- one slot, two messages ----------------------------------------------------------
 
 
-def test_slot_has_the_same_name_in_every_beat() -> None:
-    """It has the entry and the due time."""
-    assert slot_name("nightly", NOON + 250_000) == (
-        "nightly@2026-11-21T12:00:00.250000+00:00"
-    )
+def test_slot_has_the_same_name_in_every_beat(
+    record: SlotRecord, nodes: FakeNodes
+) -> None:
+    """It has the election, the entry and the due time."""
+    name = "beat:project/nightly@2026-11-21T12:00:00.250000+00:00"
+
+    assert record.slot_name("nightly", NOON + 250_000) == name
+    assert successor(nodes).slot_name("nightly", NOON + 250_000) == name
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("beat:shop", "cleanup"), ("beat:billing", "cleanup")),
+        (("beat:a", "b/c"), ("beat:a/b", "c")),
+        (("beat:a/b", "c"), ("beat:a%2Fb", "c")),
+        (("b" * 5000 + "1", "c"), ("b" * 5000 + "2", "c")),
+        (("b", "c" * 5000 + "1"), ("b", "c" * 5000 + "2")),
+    ],
+)
+def test_slots_of_two_schedules_have_two_names(
+    redlock: Redlock, one: tuple[str, str], other: tuple[str, str]
+) -> None:
+    """A task of one app is no second message for an entry of another app."""
+    names = {
+        SlotRecord(redlock, election).slot_name(entry, NOON)
+        for election, entry in (one, other)
+    }
+
+    assert len(names) == 2
+    assert max(len(name) for name in names) <= MOST_SLOT
 
 
 def test_first_task_marks_the_slot(site: Site) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 IGNORED, FAILED = (states.IGNORED, states.REVOKED), (states.FAILURE, states.FAILURE)
 RETRIED, SUCCEEDED = (states.RETRY, states.RETRY), (states.SUCCESS, states.SUCCESS)
-SLOT = {"slot": "nightly@2026-11-21T04:00:00+00:00"}
+SLOT = {"slot": "beat:project/nightly@2026-11-21T04:00:00+00:00"}
 
 
 def in_seconds(seconds: float) -> str:
