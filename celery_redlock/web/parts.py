@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from celery_redlock.basics.text import on_nodes
@@ -197,13 +197,13 @@ def limit_list(seen: Scan) -> Html | None:
 def _holder_row(locks: Sequence[SeenHolder], nodes: int, style: PageStyle) -> Html:
     """Return the row of one holder: all its keys and permits, with a link for each."""
     lock = locks[0]
-    holder, age = lock.holder, age_of(lock.holder)
+    holder, age, left = lock.holder, age_of(lock.holder), lock.ttl_left
     fewest = min(one.votes for one in locks)
     votes = f"{fewest} of {nodes}" if nodes > 1 else str(fewest)
     doubt = {None: "may be held", False: "not held"}.get(lock.is_held)
     keys = [join(one.key, *_permit_lines(one, locks)) for one in locks]
     cells = [
-        tag("th", *_each_on_a_line(keys), scope="row", class_="key"),
+        tag("th", _each_on_a_line(keys), scope="row", class_="key"),
         _cell("Task", holder.task, holder.task_id)
         if holder.is_readable
         else _cell("Task", UNREADABLE, ""),
@@ -211,7 +211,7 @@ def _holder_row(locks: Sequence[SeenHolder], nodes: int, style: PageStyle) -> Ht
         _cell("Age", "", "")
         if age is None
         else _cell("Age", duration(age), f"since {style.at(holder.started)}"),
-        _number("Ends in", _left(lock.ttl_left)),
+        _number("Ends in", "never" if math.isinf(left) else duration(left)),
         _number("Fence", str(holder.fence or _NOTHING)),
         _number("Nodes", votes, doubt or ""),
     ]
@@ -219,7 +219,7 @@ def _holder_row(locks: Sequence[SeenHolder], nodes: int, style: PageStyle) -> Ht
         # All keys that were taken together are released together, but no start.
         alone = [one for one in locks[1:] if one.permit and one.holder.is_kept]
         links = [_release_link(one, style.link) for one in (lock, *alone)]
-        cells.append(tag("td", *_each_on_a_line(links), class_="whole"))
+        cells.append(tag("td", _each_on_a_line(links), class_="whole"))
     name = f"{lock.key} {holder.fence} {holder.task_id}"
     return tag("tr", *cells, data_id=name, data_key=lock.key)
 
@@ -229,12 +229,9 @@ def _release_link(lock: SeenHolder, link: Callable[[str], str]) -> Html:
     return tag("a", what, href=link(lock.key), aria_label=f"Release {lock.key}")
 
 
-def _each_on_a_line(parts: Sequence[Html]) -> list[Html]:
-    return [*parts[:1], *(join(tag("br"), part) for part in parts[1:])]
-
-
-def _left(seconds: float) -> str:
-    return "never" if math.isinf(seconds) else duration(seconds)
+def _each_on_a_line(parts: Sequence[str]) -> Html:
+    first, *others = parts
+    return join(first, *(join(tag("br"), part) for part in others))
 
 
 def _permit_lines(lock: SeenHolder, row: Sequence[SeenHolder]) -> list[Html]:
@@ -307,7 +304,7 @@ def release_table(releases: Sequence[ForcedRelease], style: PageStyle) -> Html |
         tag(
             "tr",
             _cell("Released", style.at(one.at), ""),
-            tag("th", *_lines(one.key), scope="row", class_="key"),
+            tag("th", _each_on_a_line(keys_of(one.key)), scope="row", class_="key"),
             _cell("By", one.who, f"{one.host}, {one.tool}"),
             _cell("Reason", one.reason, ""),
             _cell("Holder", one.holder, "was killed" if one.killed else ""),
@@ -318,11 +315,6 @@ def release_table(releases: Sequence[ForcedRelease], style: PageStyle) -> Html |
     ]
     caption = "Releases by operators, the latest first"
     return _table(caption, heads, rows) if rows else None
-
-
-def _lines(text: str) -> list[Any]:
-    first, *others = text.split("\n")
-    return [first, *(join(tag("br"), line) for line in others)]
 
 
 def question(asked: Question, style: PageStyle) -> Html:
