@@ -15,7 +15,7 @@ import hashlib
 import hmac
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
@@ -88,7 +88,7 @@ _READ_ONLY = (
 class _Request:
     """A request, as far as the page reads it."""
 
-    environ: Mapping[str, Any]
+    environ: dict[str, Any]
 
     @property
     def root(self) -> str:
@@ -158,31 +158,8 @@ class _Snapshot:
 
     seen: Scan
     releases: list[ForcedRelease]
-    at: float
-
-
-@dataclass
-class _Snapshots:
-    """The latest snapshot of the nodes, which viewers share."""
-
-    mutex: threading.Lock = field(default_factory=threading.Lock)
-    pattern: str = ""
-    snapshot: _Snapshot | None = None
-    until: float = 0.0
-
-    def get(self, redlock: Redlock, pattern: str) -> _Snapshot:
-        with self.mutex:
-            now = SYSTEM_CLOCK.monotonic()
-            if self.snapshot is None or self.pattern != pattern or now >= self.until:
-                seen, releases = scan(redlock, pattern), forced_releases(redlock)
-                self.snapshot = _Snapshot(seen, releases, SYSTEM_CLOCK.wall())
-                self.pattern = pattern
-                self.until = SYSTEM_CLOCK.monotonic() + _SHARED_FOR
-            return self.snapshot
-
-    def forget(self) -> None:
-        with self.mutex:
-            self.snapshot = None
+    at: float  # by the wall clock
+    until: float  # by the monotonic clock: so long viewers share it
 
 
 class LockPage:
@@ -209,7 +186,8 @@ class LockPage:
         self._app = None if is_service else app_or_redlock
         self._token = token
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
-        self._snapshots = _Snapshots()
+        self._mutex = threading.Lock()
+        self._snapshot: _Snapshot | None = None
         self._guesses = Guesses()
         self._metrics: Any = None
 
@@ -228,15 +206,6 @@ class LockPage:
     ) -> Iterable[bytes]:
         """Answer a request, as WSGI describes it."""
         request = _Request(environ)
-        if (
-            request.path == "/metrics"
-            and self._is_known(request)
-            and request.may_be_read()
-        ):
-            scrape = self._scrape()
-            if scrape is not None:
-                found: Iterable[bytes] = scrape(environ, start_response)
-                return found
         try:
             response = self._answer(request)
         except Exception:
@@ -273,7 +242,7 @@ class LockPage:
             "": self._list,
             "release": self._release,
             "healthz": self._health,
-            "metrics": lambda _: _Response(_NO_METRICS, _TEXT, HTTPStatus.NOT_FOUND),
+            "metrics": self._scrape,
         }
         view = _file_view(name) if name in _FILES else views.get(name)
         if view is None:
@@ -306,15 +275,18 @@ class LockPage:
         told = fact if self._is_known(request) else status.phrase
         return _Response(f"{told}\n", _TEXT, status)
 
-    def _scrape(self) -> Any:
-        """Return the application for Prometheus; None if it is not installed."""
+    def _scrape(self, request: _Request) -> _Response:
         try:
             from celery_redlock.metrics import Scrape  # noqa: PLC0415  (an extra)
         except ImportError:
-            return None
+            return _Response(_NO_METRICS, _TEXT, HTTPStatus.NOT_FOUND)
         if self._metrics is None:
             self._metrics = Scrape(self._app, self._service)
-        return self._metrics
+        told: list[Any] = []
+        body = b"".join(self._metrics(request.environ, lambda *head: told.extend(head)))
+        status, headers = int(told[0].split()[0]), dict(told[1])
+        kind = headers.pop("Content-Type", _TEXT)
+        return _Response(body, kind, status, (*headers.items(),))
 
     def _list(self, request: _Request) -> _Response:
         fields = request.query
@@ -323,7 +295,7 @@ class LockPage:
             body = _card("Locks", tag("p", fact, class_="errornote"))
             return self._page(request, "Locks", body, HTTPStatus.BAD_REQUEST)
         try:
-            snapshot = self._snapshots.get(self._redlock(), pattern or "*")
+            snapshot = self._look(pattern or "*")
         except RedlockError as error:
             body = _card("Locks", tag("p", str(error), class_="errornote"))
             return self._page(request, "Locks", body, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -465,7 +437,8 @@ class LockPage:
         operator = Operator(who, _TOOL, reason, host=host)
         done = release(self._redlock(), key, values, operator)
         log.warning("%s released the lock %r%s", operator.who, key, done.fact)
-        self._snapshots.forget()
+        with self._mutex:
+            self._snapshot = None
         body = _card(
             "Release of a lock",
             join(
@@ -499,6 +472,18 @@ class LockPage:
     def _redlock(self) -> Redlock:
         """Return the lock service; of an app, a wrong setting is an error."""
         return self._service or runtime_of(self._app).redlock
+
+    def _look(self, pattern: str) -> _Snapshot:
+        """Return the snapshot that viewers share, or a new one if it is too old."""
+        redlock = self._redlock()
+        with self._mutex:
+            known, now = self._snapshot, SYSTEM_CLOCK.monotonic()
+            if known and known.seen.pattern == pattern and now < known.until:
+                return known
+            seen, releases = scan(redlock, pattern), forced_releases(redlock)
+            at, until = SYSTEM_CLOCK.wall(), SYSTEM_CLOCK.monotonic() + _SHARED_FOR
+            self._snapshot = _Snapshot(seen, releases, at, until)
+            return self._snapshot
 
     def _style(self, request: _Request) -> parts.PageStyle:
         if not self.may_release:

@@ -386,7 +386,10 @@ def test_metrics_without_the_client_are_not_found(
 
 # -- rules of access ---------------------------------------------------------------
 
-PATHS = ["/", "/release?key=k", "/healthz", "/nothing", "/page.js", "/page.css"]
+PATHS = [
+    *("/", "/release?key=k", "/healthz", "/metrics"),
+    *("/nothing", "/page.js", "/page.css"),
+]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -447,9 +450,11 @@ def test_page_refuses_other_methods(office: Office) -> None:
     """HEAD is a GET without a body."""
     head = office.get(REQUEST_METHOD="HEAD")
     other = office.get("/healthz", REQUEST_METHOD="DELETE")
+    scrape = office.get("/metrics", REQUEST_METHOD="DELETE")
 
     assert (head.status, head.body) == (200, "")
     assert (other.status, other.headers["Allow"]) == (405, "GET, HEAD")
+    assert (scrape.status, scrape.headers["Allow"]) == (405, "GET, HEAD")
 
 
 def test_token_that_can_be_guessed_is_refused(office: Office) -> None:
