@@ -33,7 +33,7 @@ def duration(seconds: float) -> str:
         return "for ever"
     if seconds < _TENTHS_MATTER:
         return f"{seconds:.1f} s"
-    whole = int(seconds)
+    whole = round(seconds)
     for size, unit, part, smaller in _UNITS:
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // part:02} {smaller}"
