@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.operations.words import plural
+from celery_redlock.options.broker import broker_errors
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -48,21 +49,27 @@ def kill_holder(app: Celery, holder: Holder) -> str:
         raise HolderLives(
             f"No worker can kill {holder}: it is no task. End the process yourself."
         )
-    worker = _worker_of(app, holder)
-    pool = _pool_of(app, worker)
-    if pool != "prefork":
-        raise HolderLives(
-            f"{holder} cannot be killed: worker {worker} has the pool {pool or '?'}, "
-            "and only the processes of a prefork pool can. Without --kill, the release "
-            "interrupts the task at its next renewal, unless its on_lock_lost is "
-            "'warn'."
-        )
-    for name in _SIGNALS:
-        app.control.revoke(
-            holder.task_id, destination=[worker], terminate=True, signal=name
-        )
-        if _has_ended(app, worker, holder):
-            return f"{holder} was killed with {name} by worker {worker}."
+    fact = "was not killed: the workers could not be asked"
+    try:
+        worker = _worker_of(app, holder)
+        pool = _pool_of(app, worker)
+        if pool != "prefork":
+            raise HolderLives(
+                f"{holder} cannot be killed: worker {worker} has the pool "
+                f"{pool or '?'}, and only the processes of a prefork pool can. Without "
+                "--kill, the release interrupts the task at its next renewal, unless "
+                "its on_lock_lost is 'warn'."
+            )
+        fact = "may still run: the worker could not be told or asked"
+        for name in _SIGNALS:
+            app.control.revoke(
+                holder.task_id, destination=[worker], terminate=True, signal=name
+            )
+            if _has_ended(app, worker, holder):
+                return f"{holder} was killed with {name} by worker {worker}."
+    except broker_errors(app) as error:
+        why = f"because the broker does not answer ({error})"
+        raise HolderLives(f"{holder} {fact}, {why}.") from error
     raise HolderLives(f"{holder} still runs in worker {worker} after {_SIGNALS[-1]}.")
 
 
@@ -72,13 +79,7 @@ def _worker_of(app: Celery, holder: Holder) -> str:
     A broker may deliver one message twice. So it is the process that counts, and not
     only the id: Celery kills the request that came last under an id.
     """
-    try:
-        active = app.control.inspect(timeout=_PATIENCE).active(safe=True) or {}
-    except Exception as error:
-        raise HolderLives(
-            f"{holder} was not killed: the workers could not be asked, because the "
-            f"broker does not answer ({error})."
-        ) from error
+    active = app.control.inspect(timeout=_PATIENCE).active(safe=True) or {}
     found = [worker for worker, tasks in active.items() if _runs_in(tasks, holder)]
     if found[1:]:  # processes of two machines may have one number
         found = [worker for worker in found if worker.endswith(f"@{holder.host}")]
