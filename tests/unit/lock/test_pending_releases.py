@@ -137,23 +137,6 @@ def test_old_releases_are_dropped_when_new_ones_come() -> None:
     assert sent(pending, 100.0) == [("t99", 0)]
 
 
-def test_release_is_resent_as_a_new_request() -> None:
-    """The votes on the failed request stay as they are."""
-    pending = PendingReleases()
-    request = release_of("t")
-    request.fail(0, "is gone")
-    request.fail(1, "is gone")
-    pending.add(request, 0, now=10.0)
-
-    ((again, _),) = pending.due(10.0)
-
-    assert again is not request
-    assert again.call == request.call
-    assert again.ballot.pending == 2
-    assert again.packed() == request.packed()
-    assert again.resend_until == request.resend_until
-
-
 def test_release_that_fails_while_others_are_sent_is_kept() -> None:
     """If the connection breaks in the middle, no release is lost."""
     pending = PendingReleases()

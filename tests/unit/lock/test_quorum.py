@@ -89,19 +89,6 @@ def test_silence_counts_as_no_vote_at_the_end(nodes: int) -> None:
         assert ballot.final_verdict() is ending(silent), ballot
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5])
-def test_a_verdict_never_changes(nodes: int) -> None:
-    """Votes that come after the verdict do not overturn it."""
-    for votes in itertools.product((GRANTED, A, B, SILENT), repeat=nodes):
-        ballot = ballot_of((None,) * nodes)
-        so_far = Verdict.OPEN
-        for index, vote in enumerate(votes):
-            ballot.cast(index, vote)
-            assert so_far in (Verdict.OPEN, ballot.verdict()), ballot
-            so_far = ballot.verdict()
-        assert so_far is not Verdict.OPEN
-
-
 @given(
     st.lists(st.sampled_from([*OPTIONS, *NO_VOTES]), min_size=1, max_size=9), st.data()
 )

@@ -39,15 +39,6 @@ from tests.unit.lock.support import (
 AGAIN = ["release", "acquire"]  # the requests of a second try
 
 
-def test_building_a_service_sends_nothing() -> None:
-    """The first use sends the first request."""
-    nodes = FakeNodes(3)
-
-    Redlock(nodes.urls, transport=nodes, clock=nodes.clock)
-
-    assert asked(nodes) == []
-
-
 def test_service_has_the_documented_durations() -> None:
     """These are used where none is given."""
     redlock = Redlock(["redis://a", "redis://b", "redis://c"])
@@ -200,18 +191,11 @@ def test_coroutine_waits_for_as_long_as_it_says(site: Site) -> None:
 # -- bad input -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("key", "ttl", "fault"),
-    [
-        *((key, None, "cannot be used") for key in ["", "two\nlines", "\0", None, 1]),
-        *(("k", ttl, "ttl") for ttl in [0, -1, math.nan, math.inf, 60.1, 0.15]),
-        *(("k", ttl, "ttl") for ttl in [True, "10"]),
-    ],
-)
-def test_key_and_ttl_must_fit(site: Site, key: Any, ttl: Any, fault: str) -> None:
-    """Nothing is sent for a key that would break a value, or for a wrong ttl."""
-    with pytest.raises(ConfigurationError, match=fault):
-        site.redlock.acquire(key, ttl)
+@pytest.mark.parametrize("ttl", [0, -1, math.nan, math.inf, 60.1, 0.15, True, "10"])
+def test_ttl_must_fit(site: Site, ttl: Any) -> None:
+    """Nothing is sent for a wrong one."""
+    with pytest.raises(ConfigurationError, match="ttl"):
+        site.redlock.acquire("k", ttl)
 
     assert asked(site.nodes) == []
 
@@ -223,17 +207,6 @@ def test_steps_need_a_key(site: Site) -> None:
 
 
 # -- waiting ---------------------------------------------------------------------
-
-
-def test_acquire_waits_for_the_holder(site: Site) -> None:
-    """A waiting acquire gets the lock soon after its release."""
-    lease = site.rival.acquire("k")
-    site.clock.at(3.0, lambda: site.rival.release(lease))
-
-    mine = site.redlock.acquire("k", wait=5.0)
-
-    assert 3.0 <= site.clock.monotonic() - 1000.0 <= 3.0 + 0.25
-    assert mine.token != lease.token
 
 
 def test_steps_do_not_wait_by_default(site: Site) -> None:
@@ -377,17 +350,6 @@ def test_second_release_waits_for_no_slow_node(site: Site) -> None:
     assert site.clock.monotonic() == before
 
 
-def test_release_twice_is_harmless(site: Site) -> None:
-    """The second release finds nothing, and a successor's lock stays."""
-    lease = site.redlock.acquire("k")
-    site.redlock.release(lease)
-    successor = site.rival.acquire("k")
-
-    assert site.redlock.release(lease) == 0
-    assert site.rival.inspect("k").votes == 5
-    assert successor.is_valid()
-
-
 def test_release_after_the_end_never_touches_a_successor(site: Site) -> None:
     """Nodes compare the token before they delete: the lock is another client's."""
     lease = site.redlock.acquire("k")
@@ -528,15 +490,6 @@ def test_release_base_releases_any_attempt_of_an_execution(site: Site) -> None:
 
 
 # -- inspect -----------------------------------------------------------------------
-
-
-def test_inspect_of_a_free_key(redlock: Redlock) -> None:
-    """No holder, no votes, no time."""
-    inspection = redlock.inspect("k")
-
-    assert (inspection.key, inspection.holder) == ("k", None)
-    assert (inspection.votes, inspection.ttl_left) == (0, 0.0)
-    assert inspection.ballot.answered == 5
 
 
 def test_inspect_names_the_holder(site: Site) -> None:

@@ -644,16 +644,6 @@ def test_two_short_silences_are_not_one_long_silence(site: Site) -> None:
     assert view_of(site.redlock).epoch == 1
 
 
-def test_rare_looks_count_as_one_silence(site: Site) -> None:
-    """If they are no more than half a max_ttl apart."""
-    restart(site.nodes, 0, 1, 2)
-    site.nodes.partition(4)
-
-    go_on(site.redlock, site.clock, 100.0, step=25.0)
-
-    assert view_of(site.redlock).epoch == 2
-
-
 def test_node_that_answered_in_between_was_not_silent(site: Site) -> None:
     """Its silence begins anew, and no epoch is founded without it before the end."""
     restart(site.nodes, 0, 1, 2)

@@ -498,15 +498,6 @@ def test_forgotten_lease_is_renewed_no_more(site: Site) -> None:
     assert lease.state is LeaseState.HELD
 
 
-def test_forget_after_the_loss_returns_false(site: Site) -> None:
-    """Either ``forget`` returns True, or ``on_lost`` is called."""
-    lease = site.watched(renew=False)
-    site.renew_for(TTL)
-
-    assert not site.watchdog.forget(lease)
-    assert len(site.told.lost) == 1
-
-
 def test_forget_while_the_loss_is_announced_loses(site: Site) -> None:
     """A call of ``forget`` inside ``on_lost`` comes too late."""
     answers: list[bool] = []
