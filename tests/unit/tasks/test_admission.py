@@ -58,14 +58,6 @@ def test_skip_of_a_task_without_results_stores_none(worker: Worker) -> None:
     assert (run.state, run.stored) == (states.IGNORED, states.PENDING)
 
 
-def test_raise_fails_and_names_the_holder(worker: Worker) -> None:
-    """``raise`` is a failure: error callbacks follow."""
-    run = worker.refuse(worker.leased_job(on_conflict="raise"))
-
-    assert (run.state, run.stored) == FAILED
-    assert isinstance(run.result, DuplicateTask)
-
-
 def test_retry_republishes_the_same_call_and_spends_no_retry(worker: Worker) -> None:
     """The copy has the id, the arguments and the count of retries of the call."""
     task = worker.leased_job(on_conflict="retry", retry_countdown=7, max_retries=0)

@@ -17,8 +17,6 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.line.claims import PENDING
 from celery_redlock.locks.lease import Holder
 from celery_redlock.policies import (
-    BufferOne,
-    CancelRunning,
     Conflict,
     Raise,
     Skip,
@@ -582,20 +580,6 @@ def test_message_keeps_no_claim_of_another_job(worker: Worker) -> None:
     assert list(before) == [victim.id]
 
 
-def test_body_does_not_see_its_claim(worker: Worker) -> None:
-    """User code and Celery's retries find no header of the package to copy."""
-    seen = []
-
-    @worker.task(key="k:0", bind=True, unique_while="queued")
-    def seeing(self: Any) -> None:
-        seen.append((self.request.headers, vars(self.request).get("redlock")))
-
-    first = seeing.delay()
-    worker.run(seeing, id=first.id)
-
-    assert seen == [({}, None)]
-
-
 @pytest.mark.parametrize("state", [states.REVOKED, states.FAILURE, states.SUCCESS])
 def test_claim_of_a_job_that_has_ended_is_taken_over(
     worker: Worker, caplog: pytest.LogCaptureFixture, state: str
@@ -818,20 +802,6 @@ def test_allow_in_the_cool_down_runs_under_the_lock(worker: Worker) -> None:
     assert events.names == ["lock_acquired", "lock_conflict"]
     assert events.of("lock_conflict")[0].conflict.phase == "succeeded"
     assert list(worker.claims(kind="cooldown")) == [run.id]
-
-
-@pytest.mark.parametrize(
-    ("decision", "state"),
-    [(CancelRunning(), states.SUCCESS), (BufferOne(), states.RETRY)],
-)
-def test_no_call_is_replaced_or_followed_in_the_cool_down(
-    worker: Worker, decision: Any, state: str
-) -> None:
-    """There is no running call: the call runs, or runs when the cool-down is over."""
-    task = worker.unique_job("running", unique_for=60, on_conflict=lambda _: decision)
-    worker.run(task, 0)
-
-    assert worker.run(task, 0).stored == state
 
 
 def test_callable_that_waits_in_the_cool_down_waits_without_the_lock(

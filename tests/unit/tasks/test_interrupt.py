@@ -41,14 +41,6 @@ def test_interruptible_call_is_interrupted_where_it_is() -> None:
         guard.interruptible(lambda: run_until_interrupted(guard))
 
 
-def test_interruptible_call_returns_its_result() -> None:
-    """Without an interrupt, ``interruptible`` returns the result of the body."""
-    guard = interrupter()
-
-    with guard:
-        assert guard.interruptible(lambda: 42) == 42
-
-
 def test_interrupt_before_and_after_the_call_has_no_effect() -> None:
     """An interrupt does not reach the code that acquires or releases the lock."""
     guard = interrupter()

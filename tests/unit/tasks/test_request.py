@@ -33,7 +33,6 @@ from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit, Waits, Wanted
 from celery_redlock.task.header import (
     TaskHeader,
-    clean,
     extract,
     fault_of,
     mint,
@@ -50,15 +49,6 @@ if TYPE_CHECKING:
     from tests.unit.tasks.support import Worker
 
 # -- the header --------------------------------------------------------------------
-
-
-def test_child_believes_its_own_main_process() -> None:
-    """The child reads the base that the main process minted for its execution."""
-    request: dict[str, Any] = {"id": "x"}
-
-    base = mint(request)
-
-    assert extract(Context(request)).base == base
 
 
 def test_base_is_new_for_each_message() -> None:
@@ -187,11 +177,6 @@ def test_header_carries_no_foreign_field_on() -> None:
 def test_request_without_headers_is_left_as_it_is() -> None:
     """An eager task has no headers."""
     assert extract(Context({"id": "x", "headers": None})) == TaskHeader()
-
-
-def test_clean_leaves_the_others() -> None:
-    """Only the package's header is removed."""
-    assert clean({"redlock": {}, "mine": 1}) == {"mine": 1}
 
 
 # -- the request of the main process -----------------------------------------------
