@@ -19,21 +19,27 @@ from tests.harness.waiting import until
 from tests.unit.lock.support import Site, asked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from celery_redlock.locks.lease import Lease
     from celery_redlock.wire.requests import ScriptRequest
 
 
 SOON = 5.0  # seconds within which a thread must have done its work
+RENEW_EVERY = 0.01  # seconds
 
 
 class Live:
-    """A service in real time, and its watchdog."""
+    """A service in real time, and its watchdog; no thread is too slow for its ttl."""
 
     def __init__(self) -> None:
-        self.redlock = FakeNodes(3, clock=SYSTEM_CLOCK).redlock(ttl=0.3)
+        self.redlock = FakeNodes(3, clock=SYSTEM_CLOCK).redlock(ttl=60.0)
         self.watchdog = Watchdog(self.redlock)
+
+    def lose(self, on_lost: Callable[[Lease], None]) -> None:
+        """Watch a lease whose validity soon ends."""
+        lease = self.redlock.acquire("k", 0.3)
+        self.watchdog.watch(lease, on_lost=on_lost, renew=False)
 
     def wait_for_its_end(self) -> None:
         """Wait until no thread is left."""
@@ -60,7 +66,9 @@ def test_thread_renews_by_itself(live: Live) -> None:
 
     lease = live.redlock.acquire("k")
     with threads_started_here() as started:
-        live.watchdog.watch(lease, on_renewed=lambda *_: event.set())
+        live.watchdog.watch(
+            lease, on_renewed=lambda *_: event.set(), renew_every=RENEW_EVERY
+        )
         live.watchdog.start()
     wait(event)
 
@@ -79,8 +87,7 @@ def test_thread_announces_a_loss(live: Live) -> None:
         names.append(threading.current_thread().name)
         event.set()
 
-    lease = live.redlock.acquire("k")
-    live.watchdog.watch(lease, on_lost=on_lost, renew=False)
+    live.lose(on_lost)
     wait(event)
 
     assert names == ["redlock-watchdog"]
@@ -89,8 +96,7 @@ def test_thread_announces_a_loss(live: Live) -> None:
 def test_thread_that_was_stopped_can_be_started_again(live: Live) -> None:
     """Its leases are still under watch."""
     event = threading.Event()
-    lease = live.redlock.acquire("k")
-    live.watchdog.watch(lease, on_lost=lambda _: event.set(), renew=False)
+    live.lose(lambda _: event.set())
     live.watchdog.stop()
 
     live.watchdog.start()
@@ -106,7 +112,8 @@ def test_thread_can_be_stopped_from_a_callback(live: Live) -> None:
         live.watchdog.stop()
         event.set()
 
-    live.watchdog.watch(live.redlock.acquire("k"), on_renewed=on_renewed)
+    lease = live.redlock.acquire("k")
+    live.watchdog.watch(lease, on_renewed=on_renewed, renew_every=RENEW_EVERY)
     wait(event)
 
     live.wait_for_its_end()
@@ -145,7 +152,7 @@ def test_thread_stays_until_all_replies_are_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A release without a reply may have to be sent again."""
-    cut = Cut(monkeypatch, longest_sleep=0.01)
+    cut = Cut(monkeypatch, longest_sleep=0.001)
     cut.redlock.transport.send(cut.redlock.release_request("k", cut.lease.token))
     steps = itertools.count()
     drain = cut.redlock.transport.drain
@@ -196,12 +203,12 @@ class Broken(FakeNodes):
 def test_thread_survives_an_unexpected_error(caplog: pytest.LogCaptureFixture) -> None:
     """An error in one step is logged, and the thread renews after it."""
     nodes = Broken(3, clock=SYSTEM_CLOCK)
-    redlock = nodes.redlock(ttl=1.0)
+    redlock = nodes.redlock(ttl=60.0)
     watchdog = Watchdog(redlock)
     renewed = threading.Event()
     lease = redlock.acquire("k")
     nodes.broken = 1
-    watchdog.watch(lease, on_renewed=lambda *_: renewed.set())
+    watchdog.watch(lease, on_renewed=lambda *_: renewed.set(), renew_every=RENEW_EVERY)
 
     wait(renewed)
     watchdog.stop()
@@ -256,7 +263,7 @@ def test_forked_child_that_stops_ends_nothing_of_its_parent(
     """The thread belongs to the parent: it goes on."""
     monkeypatch.setattr(schedule, "_LONGEST_SLEEP", 0.0)
     renewed = threading.Event()
-    lease = live.redlock.acquire("k", 30.0)
+    lease = live.redlock.acquire("k")
     live.watchdog.watch(lease, on_renewed=lambda *_: renewed.set())
     pid = os.getpid()
     with monkeypatch.context() as child:

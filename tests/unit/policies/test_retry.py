@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 TEN, TEN_A_MINUTE = Limit("k", 10), Limit("k", 10, 60.0)
 LONG_AGO = 1_795_246_614_184_112  # µs since 1970
+AHEAD = -0.4  # as if the holder's clock were ahead: a slow machine has time enough
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def test_call_waits_a_moment_for_a_run_that_has_just_begun(worker: Worker) -> No
     """It waits once, and is then republished."""
     task = worker.leased_job(on_conflict="retry", retry_countdown=7)
 
-    with begun(worker, 0), SignalRecorder("lock_conflict") as events:
+    with begun(worker, AHEAD), SignalRecorder("lock_conflict") as events:
         run = worker.run(task)
 
     assert run.stored == states.RETRY
@@ -74,7 +75,7 @@ def test_patience_of_zero_never_waits(worker: Worker) -> None:
     """A decision may leave the wait out, or make it longer."""
     task = worker.leased_job(on_conflict=Retry(7, patience=0))
 
-    with begun(worker, 0), SignalRecorder("lock_conflict") as events:
+    with begun(worker, AHEAD), SignalRecorder("lock_conflict") as events:
         worker.run(task)
 
     assert [event.decision.patience for event in events.seen] == [0]
@@ -205,10 +206,8 @@ def test_call_that_has_waited_does_not_wait_again() -> None:
 
 def test_first_calls_wait_for_a_run_that_has_just_begun() -> None:
     """Eight for each permit, where no run has ended yet."""
-    ahead = -0.4  # as if the holder's clock were ahead: a slow machine has time enough
-
-    assert answer(refused(Place(79, 80), began=ahead)).patience
-    assert not answer(refused(Place(80, 81), began=ahead)).patience
+    assert answer(refused(Place(79, 80), began=AHEAD)).patience
+    assert not answer(refused(Place(80, 81), began=AHEAD)).patience
 
 
 def test_text_says_the_place() -> None:

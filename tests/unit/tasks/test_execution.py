@@ -26,20 +26,17 @@ if TYPE_CHECKING:
     from celery_redlock.locks.lease import Lease
     from tests.unit.tasks.support import Worker
 
-TTL = 0.3  # seconds: a lock that is not renewed is soon lost
-
 
 @pytest.fixture
 def live(worker: Worker) -> Worker:
-    """Give a worker on nodes in real time, in which a lock is soon lost."""
-    worker.use_real_time(TTL)
+    """Give a worker on nodes in real time, whose watchdog has a thread."""
+    worker.use_real_time(ttl=30)
     return worker
 
 
-def cut_off(worker: Worker) -> None:
-    """Run on in a body whose lock cannot be renewed any more."""
-    worker.nodes.partition()
-    run_until_stopped()
+def lose_lock(worker: Worker) -> None:
+    """Run on in a body whose lock has just been lost."""
+    run_until_stopped(lambda: runtime_of(worker.app).watchdog.expire(KEY))
 
 
 def fail(loss: Any) -> str:
@@ -61,7 +58,7 @@ def test_abort_ends_the_body_with_the_key_in_the_error(
     @live.task(**options)
     def job() -> None:
         try:
-            cut_off(live)
+            lose_lock(live)
         except BaseException as error:
             seen.append(error)
             raise
@@ -81,7 +78,7 @@ def test_retry_sends_the_arguments_as_they_came(live: Worker) -> None:
     @live.task(on_lock_lost="retry")
     def job(numbers: list[int]) -> None:
         numbers.append(4)
-        cut_off(live)
+        lose_lock(live)
 
     run = live.run(job, [1, 2, 3])
 
@@ -102,7 +99,7 @@ def test_decision_about_a_loss_may_end_the_call_as_revoked(live: Worker) -> None
 
     @live.task(on_lock_lost=lambda _: Drop())
     def job() -> None:
-        cut_off(live)
+        lose_lock(live)
 
     run = live.run(job)
 
@@ -123,7 +120,7 @@ def test_lock_lost_before_the_body_begins_is_taken_again(
         live.nodes.heal()
         job.backend.mark_as_retry(live.call_id, LockLost())  # what the copy waits for
 
-    @live.task(on_lock_lost=on_lock_lost)
+    @live.task(on_lock_lost=on_lock_lost, ttl=0.3)
     def job() -> int:
         lease = current_lease()
         return lease.fence if lease else 0
@@ -147,7 +144,7 @@ def test_warn_keeps_the_result(live: Worker) -> None:
 
     @live.task(on_lock_lost="warn")
     def job() -> str:
-        live.nodes.partition()
+        runtime_of(live.app).watchdog.expire(KEY)
         events.wait_for("lock_lost")
         return "done"
 
@@ -166,7 +163,7 @@ def test_body_that_ends_as_if_nothing_had_happened_has_lost_its_lock(
     @live.task()
     def job() -> str:
         with suppress(LockLost):
-            cut_off(live)
+            lose_lock(live)
         return "done"
 
     assert isinstance(live.run(job).result, LockLost)
@@ -178,37 +175,36 @@ def test_error_of_the_body_after_a_loss_is_the_bodys(live: Worker) -> None:
     @live.task()
     def job() -> None:
         try:
-            cut_off(live)
+            lose_lock(live)
         except LockLost:
             raise KeyError(KEY) from None
 
     assert isinstance(live.run(job).result, KeyError)
 
 
-def test_lost_lock_of_the_bodys_own_is_its_error(live: Worker) -> None:
+def test_lost_lock_of_the_bodys_own_is_its_error(worker: Worker) -> None:
     """LockLost about another key says nothing about the task's lock."""
 
-    @live.task(on_lock_lost="retry")
+    @worker.task(on_lock_lost="retry")
     def job() -> None:
         raise LockLost("The lock 'other' was lost.", key="other")
 
-    run = live.run(job)
+    run = worker.run(job)
 
     assert run.stored == states.FAILURE
     assert "other" in str(run.result)
-    assert live.published == []
+    assert worker.published == []
 
 
 def test_lost_lock_around_a_nested_run_is_not_the_nested_runs(live: Worker) -> None:
     """LockLost interrupts the nested run; only the outer task reports the loss."""
     live.app.conf.redlock_eager = True
 
-    # With a short ttl a busy machine may lose the lock before the inner body begins.
-    @live.task(name="inner", key=f"{KEY}-inner", ttl=30)
+    @live.task(name="inner", key=f"{KEY}-inner")
     def inner() -> None:
-        run_until_stopped(lambda: runtime_of(live.app).watchdog.expire(KEY))
+        lose_lock(live)
 
-    @live.task(name="outer", ttl=30)
+    @live.task(name="outer")
     def outer() -> str:
         return str(inner.apply().state)
 
@@ -302,7 +298,7 @@ def test_step_under_the_id_of_the_call_leaves_its_lock(
 def test_heartbeat_renews_the_senders_lock(live: Worker) -> None:
     """The signal makes the watchdog renew the sender's lock at once."""
 
-    @live.task(bind=True, ttl=30)
+    @live.task(bind=True)
     def job(self: Any) -> None:
         lock_heartbeat.send(sender=self)
         events.wait_for("lock_renewed")
