@@ -117,15 +117,16 @@ def test_interval_continues_where_the_last_leader_left_it(site: Site) -> None:
 
 
 def test_interval_that_was_missed_too_long_ago_keeps_its_step(site: Site) -> None:
-    """Ten seconds past the hour stays ten seconds past the hour."""
-    first = site.start(every(HOUR))
-    run(HOUR + 1, first)
+    """Ten seconds past the tenth minute stays ten seconds past it."""
+    step = 10 * MINUTE
+    first = site.start(every(step))
+    run(step + 1, first)
     first.stop()
-    site.clock.advance(2.5 * HOUR)
+    site.clock.advance(2.5 * step)
 
-    run(HOUR, site.start(every(HOUR)))
+    run(step, site.start(every(step)))
 
-    assert site.dues() == ["13:00:10", "16:00:10"]
+    assert site.dues() == ["12:10:10", "12:40:10"]
 
 
 def test_entry_that_never_ran_is_sent_at_once_if_its_scheduler_wants_that(
@@ -256,19 +257,19 @@ def entries_of(beat: Beat) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("last_run", "expected"),
     [
-        (NOON, ["17:01:00", "17:02:00"]),  # RedBeat leaves it
-        ("2026-11-21T17:01:10+00:00", ["17:02:00"]),  # Django: when it was enabled
+        (NOON, ["12:11:00", "12:12:00"]),  # RedBeat leaves it
+        ("2026-11-21T12:11:10+00:00", ["12:12:00"]),  # Django: when it was enabled
     ],
 )
 def test_entry_that_is_enabled_again_does_not_send_the_slots_between(
     site: Site, last_run: str, expected: list[str]
 ) -> None:
-    """After five hours in which it was disabled, it sends what the window allows."""
+    """After ten minutes in which it was disabled, it sends what the window allows."""
     beat = site.start(beat_scheduler=EditedScheduler)
     run(MINUTE, beat)
     entries = entries_of(beat)
     paused = entries.pop("job")
-    run(5 * HOUR, beat)
+    run(10 * MINUTE, beat)
 
     entries["job"] = paused
     paused.last_run_at = datetime.fromisoformat(last_run)
@@ -280,16 +281,16 @@ def test_entry_that_is_enabled_again_does_not_send_the_slots_between(
 def test_entry_that_gets_another_schedule_does_not_send_that_of_the_past(
     site: Site,
 ) -> None:
-    """An entry of each day becomes one of each minute at five o'clock."""
+    """An entry of each day becomes one of each minute at ten past noon."""
     daily = crontabs(minute=0, hour=12, day_of_month="*")
     beat = site.start(daily, beat_scheduler=EditedScheduler)
-    run(5 * HOUR, beat)
+    run(10 * MINUTE, beat)
     assert site.sent == []
 
     entries_of(beat)["job"].schedule = crontab(app=beat.app)
     run(MINUTE, beat)
 
-    assert site.dues() == ["17:00:00", "17:01:00"]
+    assert site.dues() == ["12:10:00", "12:11:00"]
 
 
 def test_fixed_instant_that_has_passed_when_its_entry_is_made_is_sent(
