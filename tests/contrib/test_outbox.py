@@ -527,7 +527,16 @@ def test_unknown_alias_is_refused(worker: Worker, sqlite: str, ship: Any) -> Non
     DjangoLedger(sqlite)
     outbox = Outbox("sqlit", app=worker.app)
 
-    with pytest.raises(ConfigurationError, match="Did you mean 'sqlite'"):
+    said = r"^Outbox\('sqlit'\) is not in DATABASES. Did you mean 'sqlite'"
+    with pytest.raises(ConfigurationError, match=said):
+        outbox.send(ship, ("a",))
+
+
+def test_callable_that_returns_no_session_is_refused(worker: Worker, ship: Any) -> None:
+    """The error names the outbox, and no option of a task."""
+    outbox = Outbox(lambda: 3, app=worker.app)
+
+    with pytest.raises(ConfigurationError, match=r"^Outbox\(<a callable>\) has ret"):
         outbox.send(ship, ("a",))
 
 

@@ -14,7 +14,7 @@ from django.apps import apps
 from django.db import connections, transaction
 from django.db.models import F, Min, Q
 
-from celery_redlock.contrib.django.records import DjangoRecords, as_moment
+from celery_redlock.contrib.django.records import as_moment, check_alias
 from celery_redlock.effects.call_records import in_utc, now
 from celery_redlock.effects.outbox import OutboxMessage
 from celery_redlock.errors import ConfigurationError
@@ -38,7 +38,7 @@ class DjangoMessages:
 
     def check(self) -> None:
         """Refuse an alias that does not exist, and a project without the app."""
-        DjangoRecords(self._alias).check()
+        check_alias(f"Outbox({self._alias!r})", self._alias)
 
     def write(
         self, message: OutboxMessage, session: Any, then: Callable[[list[str]], None]

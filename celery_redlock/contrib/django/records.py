@@ -60,24 +60,7 @@ class DjangoRecords:
 
     def check(self) -> None:
         """Refuse an alias that does not exist, and a project without the app."""
-        try:
-            known = [*connections]
-            installed = settings.INSTALLED_APPS
-        except ImproperlyConfigured as error:
-            raise ConfigurationError(
-                f"exactly_once_in={self._alias!r} is the alias of a Django database, "
-                f"and Django is not set up: {error}"
-            ) from error
-        if self._alias not in known:
-            raise ConfigurationError(
-                f"exactly_once_in={self._alias!r} is not in DATABASES. "
-                f"{did_you_mean(self._alias, known)}"
-            )
-        if not any(str(app).startswith(_APP) for app in installed):
-            raise ConfigurationError(
-                f"exactly_once_in={self._alias!r} needs a table. Add {_APP!r} to "
-                "INSTALLED_APPS, and run `manage.py migrate`."
-            )
+        check_alias(f"exactly_once_in={self._alias!r}", self._alias)
 
     @contextlib.contextmanager
     def transaction(
@@ -181,6 +164,31 @@ class DjangoRecords:
                 "exactly_once_in. Nothing was done. Run `manage.py migrate "
                 f"celery_redlock --database={self._alias}`."
             ) from error
+
+
+def check_alias(what: str, alias: str) -> None:
+    """Refuse an alias that does not exist, and a project without the app.
+
+    Args:
+        what: What the alias is given to, as it was written.
+        alias: The alias.
+    """
+    try:
+        known = [*connections]
+        installed = settings.INSTALLED_APPS
+    except ImproperlyConfigured as error:
+        raise ConfigurationError(
+            f"{what} is the alias of a Django database, and Django is not set up: "
+            f"{error}"
+        ) from error
+    if alias not in known:
+        hint = did_you_mean(alias, known)
+        raise ConfigurationError(f"{what} is not in DATABASES. {hint}")
+    if not any(str(app).startswith(_APP) for app in installed):
+        raise ConfigurationError(
+            f"{what} needs a table. Add {_APP!r} to INSTALLED_APPS, and run "
+            "`manage.py migrate`."
+        )
 
 
 def _as_stored(values: dict[str, Any]) -> dict[str, Any]:

@@ -36,10 +36,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.schema import BLANK_SCHEMA
 
-from celery_redlock.contrib.sqlalchemy.records import (
-    SqlAlchemyRecords,
-    open_session,
-)
+from celery_redlock.contrib.sqlalchemy.records import new_session, open_session
 from celery_redlock.effects.call_records import in_utc, now
 from celery_redlock.effects.outbox import OutboxMessage
 from celery_redlock.errors import ConfigurationError
@@ -91,12 +88,10 @@ class SqlAlchemyMessages:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
-        # A session of the caller may be in its transaction: this one is another.
-        self._records = SqlAlchemyRecords(self._make_another)
 
     def check(self) -> None:
         """Refuse a callable that returns no session. This opens no connection."""
-        self._records.check()
+        self._new_session().close()
 
     def write(
         self, message: OutboxMessage, session: Any, then: Callable[[list[str]], None]
@@ -133,7 +128,7 @@ class SqlAlchemyMessages:
             rows = rows.where(_TABLE.c.id.in_(ids))
         if before is not None:
             rows = rows.where(_TABLE.c.written_at < before)
-        with self._records.new_session() as session, session.begin():
+        with self._new_session() as session, session.begin():
             if session.connection().dialect.name == "sqlite":
                 # Begin with a write, as in `records`.
                 nothing = update(_TABLE).where(_TABLE.c.id == "")
@@ -147,7 +142,7 @@ class SqlAlchemyMessages:
         self, done: Collection[str], kept: Collection[str], until: datetime
     ) -> None:
         """Delete the published messages, and free the others."""
-        with self._records.new_session() as session, session.begin():
+        with self._new_session() as session, session.begin():
             if done:
                 session.execute(delete(_TABLE).where(_TABLE.c.id.in_(done)))
             if kept:
@@ -157,11 +152,15 @@ class SqlAlchemyMessages:
     def waiting(self) -> tuple[int, datetime | None]:
         """Return how many messages there are, and when the oldest one was written."""
         asked = select(func.count(), func.min(_TABLE.c.written_at)).select_from(_TABLE)
-        with self._records.new_session() as session:
+        with self._new_session() as session:
             count, oldest = session.execute(asked).one()
         return count, oldest and in_utc(oldest)
 
+    def _new_session(self) -> Session:
+        return new_session("Outbox(<a callable>)", self._make_another)
+
     def _make_another(self) -> Any:
+        """Return another session than the caller's, which may be in a transaction."""
         made = self._make()
         return made.session_factory() if isinstance(made, scoped_session) else made
 

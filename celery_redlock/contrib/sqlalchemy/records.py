@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_WHAT = "exactly_once_in"
 _NAME = "celery_redlock_call"
 _IS_GUARDED = "celery_redlock_is_guarded"  # in the ``info`` of a session
 _CONTROLLED = "The package commits the effects of a call and its record together."
@@ -130,6 +131,35 @@ def open_session() -> Session | None:
     return _session.get()
 
 
+def new_session(what: str, make: Callable[[], Any]) -> Session:
+    """Return a session that is in no transaction.
+
+    Args:
+        what: What the callable is given to, as it was written.
+        make: Returns a session, or a ``scoped_session``.
+
+    Raises:
+        ConfigurationError: The callable returns something else.
+    """
+    made = make()
+    session = made() if isinstance(made, scoped_session) else made
+    if not isinstance(session, Session):
+        kind = f"{type(session).__module__}.{type(session).__qualname__}"
+        hint = ""
+        if type(session).__name__.lower().startswith("async"):
+            hint = " A body is a plain function, so its session is not async."
+        raise ConfigurationError(
+            f"{what} has returned a {kind}; it must return a sqlalchemy.orm.Session."
+            f"{hint}"
+        )
+    if session.in_transaction():
+        raise ConfigurationError(
+            f"{what} has returned a session that is in a transaction already. End that "
+            "transaction, or return a new session."
+        )
+    return session
+
+
 class SqlAlchemyRecords:
     """The records in the database of a session: an `effects.call_records.RecordStore`.
 
@@ -142,7 +172,7 @@ class SqlAlchemyRecords:
 
     def check(self) -> None:
         """Refuse a callable that returns no session. This opens no connection."""
-        self.new_session().close()
+        new_session(_WHAT, self._make).close()
 
     @contextlib.contextmanager
     def transaction(
@@ -202,41 +232,18 @@ class SqlAlchemyRecords:
 
     def delete_older(self, than: datetime, most: int) -> int:
         """Delete at most ``most`` records whose time ended before ``than``."""
-        with contextlib.closing(self.new_session()) as session, session.begin():
+        with (
+            contextlib.closing(new_session(_WHAT, self._make)) as session,
+            session.begin(),
+        ):
             old = _TABLE.c.keep_until < than
             ids = session.scalars(select(_TABLE.c.id).where(old).limit(most)).all()
             gone = session.execute(delete(_TABLE).where(_TABLE.c.id.in_(ids), old))
             return int(cast("CursorResult[Any]", gone).rowcount)
 
-    # -- sessions ----------------------------------------------------------------------
-
-    def new_session(self) -> Session:
-        """Return a session that is in no transaction.
-
-        Raises:
-            ConfigurationError: The callable returns something else.
-        """
-        made = self._make()
-        session = made() if isinstance(made, scoped_session) else made
-        if not isinstance(session, Session):
-            kind = f"{type(session).__module__}.{type(session).__qualname__}"
-            hint = ""
-            if type(session).__name__.lower().startswith("async"):
-                hint = " A body is a plain function, so its session is not async."
-            raise ConfigurationError(
-                f"exactly_once_in has returned a {kind}; it must return a "
-                f"sqlalchemy.orm.Session.{hint}"
-            )
-        if session.in_transaction():
-            raise ConfigurationError(
-                "exactly_once_in has returned a session that is in a transaction "
-                f"already. {_CONTROLLED} End that transaction, or return a new session."
-            )
-        return session
-
     def _begin(self, record_id: str) -> tuple[Session, CallRecord | None]:
         for is_last in (False, True):
-            session = self.new_session()
+            session = new_session(_WHAT, self._make)
             try:
                 _refuse_autocommit(session)
                 return session, _find(session, record_id)
