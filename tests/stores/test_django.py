@@ -54,7 +54,7 @@ try:
         redlock.confirm(lease, connection)
 except LockLost:
     print("lost")
-call_command("migrate", "celery_redlock", "0002", verbosity=0)
+call_command("migrate", "celery_redlock", "zero", verbosity=0)
 print("migrated back:", tables())
 redlock.close()
 try:
@@ -92,7 +92,7 @@ from django.db import connection, connections
 
 from celery_redlock.locks.redlock import Redlock
 
-third = import_module("celery_redlock.contrib.django.migrations.0003_redlock_keys")
+tables = import_module("celery_redlock.contrib.django.migrations.0001_initial")
 
 
 def run(step, alias):
@@ -102,19 +102,19 @@ def run(step, alias):
 
 with connection.cursor() as cursor:
     cursor.execute("CREATE SCHEMA acme")
-run(third.make, "default")
+run(tables.make, "default")
 redlock = Redlock(["django://default"], node_timeout=5.0)
 redlock.initialize()
 lease = redlock.acquire("mine")
 redlock.close()
-run(third.make, "acme")
+run(tables.make, "acme")
 print("renewed after the tenant came:", redlock.extend(lease))
 redlock.close()
-run(third.drop, "acme")
+run(tables.drop, "acme")
 print("renewed after the tenant went:", redlock.extend(lease))
 redlock.release(lease)
 redlock.close()
-run(third.drop, "default")
+run(tables.drop, "default")
 """
 
 
