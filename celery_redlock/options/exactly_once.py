@@ -9,14 +9,14 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.key_options import LimitOptions
-from celery_redlock.options.values import Readers, flag, seconds_if_given
+from celery_redlock.options.values import flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,6 @@ _KEEP = timedelta(days=30).total_seconds()
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions(LimitOptions):
     """The options of a task whose effects happen once in their database."""
-
-    readers: ClassVar[Readers] = {
-        "exactly_once_for": seconds_if_given,
-        "record_keep": seconds_if_given,
-    }
 
     exactly_once_in: str | Callable[[], Any] | None = None
     exactly_once_per: str = "task_id"

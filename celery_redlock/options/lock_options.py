@@ -19,7 +19,7 @@ files: see ``policies``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -34,18 +34,23 @@ from celery_redlock.options.foreign import FOREIGN
 from celery_redlock.options.key_options import LimitOptions
 from celery_redlock.options.policy_options import (
     PolicyOptions,
-    default_policy,
     options_of_policies,
 )
-from celery_redlock.options.values import naming
+from celery_redlock.options.values import naming, seconds_if_given, seconds_or_zero
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from typing_extensions import Unpack
 
 _NAMES = tuple(LockArguments.__annotations__)
+_READERS: dict[str, Callable[[str, Any], Any]] = {  # of durations
+    **dict.fromkeys(("unique_for", "hold_at_least"), seconds_or_zero),
+    **dict.fromkeys(
+        ("claim_ttl", "ttl", "exactly_once_for", "record_keep"), seconds_if_given
+    ),
+}
 _NEARLY = 0.8  # similar enough for a typing error, by difflib's measure
 
 
@@ -89,17 +94,14 @@ class LockOptions(_AllOptions):
 
     def __init__(self, **options: Unpack[LockArguments]) -> None:
         given: dict[str, Any] = {**options}
-        readers = {**PolicyOptions.readers, **RecordOptions.readers}
         for name, kinds in options_of_policies().items():
             if given.get(name) is not None:
                 given[name] = kinds[0].reads[name](name, given[name])
-        for name in readers.keys() & given.keys():
-            given[name] = readers[name](name, given[name])
-        names = {option.name for option in fields(LimitOptions)}
-        limits = LimitOptions(**{n: given[n] for n in names & given.keys()})
-        limits.check()
-        given["on_conflict"] = default_policy(given.get("on_conflict"), limits)
+        for name in _READERS.keys() & given.keys():
+            given[name] = _READERS[name](name, given[name])
         super().__init__(**given)
+        LimitOptions.check(self)
+        object.__setattr__(self, "on_conflict", self.default_policy)
         self.check()
 
     @classmethod
@@ -159,7 +161,7 @@ class LockOptions(_AllOptions):
         A ttl or a hold_at_least that does not go with the settings is refused.
         """
         with naming(task):
-            ttl, _ = self.durations(settings.timing)
+            ttl = self.ttl_in(settings.timing)
             records = self.open_records()
         whole = replace(self, ttl=ttl)
         return ResolvedOptions(

@@ -10,32 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from celery_redlock import policies
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.unique_options import UniqueOptions
-from celery_redlock.options.values import (
-    Readers,
-    flag,
-    seconds_if_given,
-    seconds_or_zero,
-)
+from celery_redlock.options.values import flag
 
 if TYPE_CHECKING:
     from celery_redlock.basics.timing import Timing
-    from celery_redlock.options.key_options import LimitOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions(UniqueOptions):
     """The options that say what happens to a call, and how long its lock is kept."""
-
-    readers: ClassVar[Readers] = {
-        **UniqueOptions.readers,
-        "ttl": seconds_if_given,
-        "hold_at_least": seconds_or_zero,
-    }
 
     on_conflict: Any = None
     on_lock_lost: Any = "abort"
@@ -139,11 +127,11 @@ class PolicyOptions(UniqueOptions):
             f"leave {self.several.partition('=')[0]} out."
         )
 
-    def durations(self, timing: Timing) -> tuple[float, float]:
-        """Return ttl and hold_at_least in seconds.
+    def ttl_in(self, timing: Timing) -> float:
+        """Return the ttl in a deployment, in seconds.
 
         Raises:
-            ConfigurationError: One of them does not go with the settings.
+            ConfigurationError: It, or ``hold_at_least``, does not go with the settings.
         """
         ttl = timing.ttl if self.ttl is None else timing.checked(self.ttl)
         hold = self.hold_at_least
@@ -152,9 +140,17 @@ class PolicyOptions(UniqueOptions):
                 f"hold_at_least is {hold:g} s, above redlock_max_ttl "
                 f"({timing.max_ttl:g} s): no lock lasts longer. Lower it."
             )
-        return ttl, hold
+        return ttl
 
     # -- what follows from the options ---------------------------------------------
+
+    @property
+    def default_policy(self) -> Any:
+        """The ``on_conflict`` of the task as it was given, or by default."""
+        given, default = self.on_conflict, "retry" if self.is_limited else "skip"
+        if isinstance(given, Mapping) and given and self.is_limited:
+            return {"execute": default, **given}
+        return default if given is None else given
 
     @cached_property
     def keeps_duplicates_out(self) -> bool:
@@ -234,14 +230,6 @@ class PolicyOptions(UniqueOptions):
         if self.knows_one_running_call:
             return [*possible]
         return [kind for kind in possible if not kind.registers]
-
-
-def default_policy(given: object, limits: LimitOptions) -> Any:
-    """Return the ``on_conflict`` of a task as it was given, or by default."""
-    default = "retry" if limits.is_limited else "skip"
-    if isinstance(given, Mapping) and given and limits.is_limited:
-        return {"execute": default, **given}
-    return default if given is None else given
 
 
 def options_of_policies() -> dict[str, list[type[policies.ConflictDecision]]]:

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.key_options import LimitOptions
-from celery_redlock.options.values import Readers, seconds_if_given, seconds_or_zero
 from celery_redlock.policies import TaskOptions
 
 _CLAIM_TTL = 3600.0  # seconds
@@ -30,11 +28,6 @@ _UNIQUE_WHILE = ("running", "queued", "queued_or_running")
 @dataclass(frozen=True, kw_only=True)
 class UniqueOptions(LimitOptions, TaskOptions):
     """The options that say when another job makes a call a duplicate."""
-
-    readers: ClassVar[Readers] = {
-        "unique_for": seconds_or_zero,
-        "claim_ttl": seconds_if_given,
-    }
 
     unique_while: str = "running"
     unique_for: float = 0.0

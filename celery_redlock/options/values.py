@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-Readers = Mapping[str, Callable[[str, Any], Any]]
-"""Names of options, each with the function that returns the value to use."""
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def timing(case: Case) -> Iterator[Finding]:
 def durations(it: LockTask, case: Case) -> Iterator[Finding]:
     """Find options with which workers do not start; publishers do not look at them."""
     try:
-        it.options.durations(case.redlock.timing)
+        it.options.ttl_in(case.redlock.timing)
     except ConfigurationError as error:
         reason, _, remedy = str(error).partition(". ")
         reason = f"{reason[0].lower()}{reason[1:]}".rstrip(".")
