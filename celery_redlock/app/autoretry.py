@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 def retry_as_configured(task: Task, error: Exception) -> None:
-    """Retry a call as Celery does after this error in its body.
-
-    Returns:
-        None, where ``autoretry_for`` does not name the error.
+    """Retry a call as Celery does after this error in its body, if it is named there.
 
     Raises:
         Retry: The call is published again.

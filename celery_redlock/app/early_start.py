@@ -75,11 +75,7 @@ class WaitingCall:
     """A refused call in the memory of a worker's main process.
 
     Attributes:
-        starts: Where it waits.
-        request: Celery's request.
-        waits: What its message says of its wait.
         start: What Celery does when the countdown is over.
-        priority: The priority of its entry in Celery's timer.
         pause: Seconds of its countdown.
         leave_at: Instant from which it starts when its countdown is over, also while
             its lock is held: its policy is asked again, or the broker would deliver its
@@ -108,7 +104,6 @@ class _Line:
         room: For how many holders there was room at the last look; `OTHERS_FIRST`: it
             is the turn of a call elsewhere. It may have ended, so the head here asks.
         seen_at: Instant of this look.
-        is_watched: Whether `KeyWatch` tells about the key.
     """
 
     calls: list[tuple[int, int, WaitingCall]] = field(default_factory=list)
@@ -128,12 +123,8 @@ class _Line:
 class EarlyStarts:
     """The refused calls that wait in the main process of one worker.
 
-    Args:
-        redlock: The lock service.
-        timer: Celery's timer, which the event loop runs.
-        stays_for: Seconds for which a message may stay in a worker that does not
-            acknowledge it.
-        clock: Reads time.
+    The event loop runs Celery's timer. ``stays_for``: seconds for which a message may
+    stay in a worker that does not acknowledge it.
     """
 
     def __init__(
@@ -235,15 +226,7 @@ class EarlyStarts:
     ) -> Any:
         """Let a call wait until its lock is free, or until its countdown is over.
 
-        Args:
-            request: Celery's request.
-            waits: What its message says of its wait.
-            at: The instant, of the timer's clock, at which its countdown is over.
-            start: Starts it as Celery does.
-            priority: The priority of its entry in the timer.
-
-        Returns:
-            This entry.
+        That is ``at`` this instant of the timer's clock. Returns its entry there.
         """
         now, wanted = self._clock.monotonic(), waits.wanted
         call = WaitingCall(

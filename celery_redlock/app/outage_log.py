@@ -28,13 +28,8 @@ class OutageLog(OfOneProcess):
     """Logs the outages of one app in this process.
 
     A forked child has outages of its own. Threads share it without a mutex, because a
-    time limit may interrupt any line: a number may be too small by a few.
-
-    Args:
-        clock: Reads time.
-
-    Attributes:
-        is_on: Whether there is an outage, as far as this process knows.
+    time limit may interrupt any line: a number may be too small by a few. It ``is_on``
+    while there is an outage, as far as this process knows.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -63,7 +58,7 @@ class OutageLog(OfOneProcess):
             task_id: Its id.
             answer: The policy that answered, or ``"unclaimed"``: in a word.
             text: What happens to the call, as it follows after "will".
-            error: Why too few nodes voted.
+            error: The reason.
         """
         self.notice_fork()
         if not self.is_on:

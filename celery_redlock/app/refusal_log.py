@@ -45,24 +45,15 @@ _TEXT = 224  # bytes of a name; the rest is cut off
 
 
 class RefusalRecord(ctypes.Structure):
-    """The calls that one process has refused since it last ran one.
-
-    Attributes:
-        pid: The process; 0 where no process has written yet.
-        in_a_row: The number of calls.
-        waiting: The number of calls that wait for their lock in the process now.
-        busy: Seconds that the refused calls took together.
-        refused_at: Instant of the last one.
-        waiting_since: Instant at which the last of these began to wait.
-    """
+    """The calls that one process has refused since it last ran one."""
 
     _fields_ = (
-        ("pid", ctypes.c_int64),
-        ("in_a_row", ctypes.c_int64),
-        ("waiting", ctypes.c_int64),
-        ("busy", ctypes.c_double),
-        ("refused_at", ctypes.c_double),
-        ("waiting_since", ctypes.c_double),
+        ("pid", ctypes.c_int64),  # 0 where no process has written yet
+        ("in_a_row", ctypes.c_int64),  # calls that were refused
+        ("waiting", ctypes.c_int64),  # calls that wait for their lock there now
+        ("busy", ctypes.c_double),  # seconds that the refused calls took together
+        ("refused_at", ctypes.c_double),  # the last one
+        ("waiting_since", ctypes.c_double),  # the last one
         ("_task", ctypes.c_char * _TEXT),
         ("_key", ctypes.c_char * _TEXT),
     )
@@ -98,13 +89,8 @@ class RefusalRecord(ctypes.Structure):
 class RefusalLog:
     """The refusals of this process, in memory that the worker's main process reads.
 
-    Threads share it without a mutex: a number may be wrong by a few.
-
-    Args:
-        clock: Reads time.
-
-    Attributes:
-        is_idle: Whether nothing was refused since the last call that ran.
+    Threads share it without a mutex: a number may be wrong by a few. It ``is_idle`` if
+    nothing was refused since the last call that ran.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -165,12 +151,7 @@ class RefusalLog:
 
 
 class RefusalWatch:
-    """Warns, in the main process of a worker, that no process is left for other tasks.
-
-    Args:
-        refusals: What the processes have noted.
-        clock: Reads time.
-    """
+    """Warns in a worker's main process that no process is left for other tasks."""
 
     def __init__(self, refusals: RefusalLog, clock: Clock = SYSTEM_CLOCK) -> None:
         self._refusals, self._clock = refusals, clock
@@ -179,12 +160,9 @@ class RefusalWatch:
     def check(
         self, pids: Collection[int], *, occupied: Collection[int], places: int = 1
     ) -> None:
-        """Warn if no process is left for other tasks; at most once a minute.
+        """Warn if none of these processes is left for other tasks; once a minute.
 
-        Args:
-            pids: The processes that run calls.
-            occupied: Those that have run one call for seconds.
-            places: How many calls each of them runs at a time.
+        Each has places for so many calls. The occupied ones have run one for seconds.
         """
         now = self._clock.monotonic()
         stuck = {

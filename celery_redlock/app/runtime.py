@@ -57,12 +57,6 @@ class Runtime:
     The app's configuration is read now. ``defaults`` are settings for an app that does
     not have them, in tests.
 
-    Attributes:
-        settings: The app's ``redlock_*`` settings.
-        dispatcher: Sends the signals of the watchdog's thread.
-        outage_log: Logs that too few nodes vote, and when that is over.
-        refusal_log: Notes the calls that this process refuses, for its worker.
-
     Raises:
         ConfigurationError: A setting is wrong.
     """
@@ -91,11 +85,7 @@ class Runtime:
         return service
 
     def refuse_changes(self, app: Celery) -> None:
-        """Refuse settings that were changed after they were read.
-
-        Raises:
-            ConfigurationError: One was.
-        """
+        """Refuse settings that were changed after they were read."""
         if name := self._changed(app):
             raise ConfigurationError(
                 f"{name} was changed after the first use of this app's locks. They "

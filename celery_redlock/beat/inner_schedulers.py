@@ -68,7 +68,6 @@ def scheduler_class(wanted: object, usual: object, *, wrapper: type) -> Any:
 
 
 def _class(setting: str, wanted: object) -> Any:
-    """Return the object that a setting names."""
     names = dict(load_extension_class_names(_ENTRY_POINTS))
     try:
         return symbol_by_name(wanted, aliases=names)

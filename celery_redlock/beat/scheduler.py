@@ -109,11 +109,7 @@ class RedlockScheduler(Scheduler):
     # -- ticking -----------------------------------------------------------------
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Campaign, and tick the project's scheduler if this beat leads.
-
-        Returns:
-            Seconds until the next tick.
-        """
+        """Campaign, and tick the project's scheduler if this beat leads."""
         self._is_busy = True
         try:
             return self._tick(*args, **kwargs)

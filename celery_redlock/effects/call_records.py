@@ -44,7 +44,6 @@ class CallRecord:
 
     Attributes:
         id: A digest of the task's name, and of the task id or key of the call.
-        task: The name of the task.
         task_id: The id of the call that did it.
         key: The key of that call.
         fence: The fence of its lock; 0 if it ran without a lock.
@@ -97,11 +96,7 @@ class RecordStore(Protocol):
         """Run the block in a transaction, with the record of this id; then commit.
 
         An error rolls back. A connection that was found dead before the block began
-        is replaced.
-
-        Args:
-            record_id: The id of the record.
-            may_be_nested: Whether it may be a part of a transaction of the caller.
+        is replaced. ``may_be_nested``: it may be a part of the caller's transaction.
 
         Raises:
             ConfigurationError: The table is missing, or transactions cannot be
@@ -167,10 +162,9 @@ def is_in_transaction(raw: object) -> bool:
 
 
 def delete_old_records(app: Celery) -> int:
-    """Delete the records of an app's tasks whose time is over, in small transactions.
+    """Delete the records of an app's tasks whose time is over, and return how many.
 
-    Returns:
-        How many were deleted.
+    Each transaction is a small one.
     """
     stores = {}
     for task in list(app.tasks.values()):

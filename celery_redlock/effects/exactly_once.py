@@ -76,10 +76,6 @@ _PAUSES, _FIRST_PAUSE, _LONGEST_PAUSE = 6, 0.1, 2.0  # seconds; about 5 in all
 def run_once(execution: Any, body: Callable[[], Any]) -> Any:
     """Return what the body returns, or what is recorded of the call.
 
-    Args:
-        execution: The `execution.Execution`, with its lock.
-        body: The body, which interrupts reach.
-
     Raises:
         Exception: What the body raised, or its recorded failure. Nothing is written,
             unless the failure was recorded.
@@ -243,10 +239,9 @@ class _OnceRun:
     def _decided(
         self, record: CallRecord, before: CallRecord | None, error: Exception
     ) -> CallRecord | None:
-        """Return the record after an error of a commit; ask for some seconds.
+        """Return the record after an error of a commit, or raise that error.
 
-        Raises:
-            Exception: That error, if the database does not answer.
+        The database has some seconds to answer.
         """
         for pauses in range(_PAUSES + 1):
             if pauses:

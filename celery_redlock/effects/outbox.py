@@ -73,11 +73,9 @@ class OutboxMessage:
     """A message that is in the outbox.
 
     Attributes:
-        id: The id of the task that it starts.
-        task: The name of the task.
+        id: The id of the call that it starts.
         body: Its args, kwargs and options, as ``effects.stored`` writes them.
         content_type: The serializer of the body, as kombu knows it.
-        content_encoding: The encoding of the serialized body.
         written_at: When it was written, by the clock of its writer, in UTC.
     """
 
@@ -366,7 +364,6 @@ class _Batch:
     """Messages that were taken together.
 
     Attributes:
-        untried: Those that are still to be published.
         is_last: No others wait.
         published: The ids of those that the broker has.
         kept: The ids of those that could not be published.

@@ -17,14 +17,7 @@ _BINARY = ("binary", "ascii-8bit")
 
 
 def stored(value: object, serializer: str | None) -> tuple[str, str, str]:
-    """Serialize a value.
-
-    Returns:
-        The text, the serializer as kombu knows it, and the encoding of what it made.
-
-    Raises:
-        kombu.exceptions.EncodeError: The serializer refuses it.
-    """
+    """Return the text of a value, its content type and encoding; or EncodeError."""
     content_type, encoding, payload = dumps(  # type: ignore[no-untyped-call]
         value, serializer=serializer
     )
@@ -37,16 +30,10 @@ def stored(value: object, serializer: str | None) -> tuple[str, str, str]:
 def loaded(
     text: str, content_type: str, encoding: str, accept: Collection[str] | None
 ) -> Any:
-    """Return a value that was stored in this form.
-
-    Args:
-        text: The text, as ``stored`` has returned it.
-        content_type: The serializer.
-        encoding: The encoding.
-        accept: The serializers that may be used, by name or content type.
+    """Return a value that was stored in this form, by one of these serializers.
 
     Raises:
-        kombu.exceptions.ContentDisallowed: The serializer is not among them.
+        kombu.exceptions.ContentDisallowed: It was stored by another one.
     """
     payload: Any = base64.b64decode(text) if encoding in _BINARY else text
     return loads(  # type: ignore[no-untyped-call]

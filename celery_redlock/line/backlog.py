@@ -96,15 +96,9 @@ def join_backlog(  # noqa: PLR0913  (each names one thing)
     margin: float = MARGIN,
     in_order: bool = False,
 ) -> Place | None:
-    """Join the backlog of a key.
+    """Join the backlog of a key that is held, and keep the place for a margin.
 
-    Args:
-        redlock: The lock service.
-        key: The key that is held.
-        task_id: The id of the call.
-        since: When the call was published, in µs since 1970; the same each time.
-        margin: Seconds for which it keeps its place.
-        in_order: Whether calls run in their order.
+    ``since`` is when the call was published, in µs since 1970: the same each time.
 
     Returns:
         The place, by the median of the nodes that answered; None if none did. In order
@@ -154,12 +148,7 @@ def number_in_backlog(
 ) -> int | None:
     """Number a call that is about to be published, and join the backlog of its key.
 
-    Args:
-        redlock: The lock service.
-        key: The key of the call.
-        task_id: Its id.
-        least: Now, in µs since 1970.
-        margin: Seconds for which it keeps its place.
+    ``least`` is now, in µs since 1970. It keeps its place for the margin, in seconds.
 
     Returns:
         Its number, which a majority of the nodes knows: greater than that of each call

@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 
 def ask_to_end(redlock: Redlock, key: str, holder: Holder, by: str) -> int:
-    """Store a request with the lock that asks its holder to end.
-
-    Args:
-        redlock: The lock service.
-        key: The name of the lock.
-        holder: The holder that is asked; no other holder gets the request.
-        by: Who asks, in one line.
+    """Store a request with the lock that asks this holder, and no other one, to end.
 
     Returns:
         How many nodes stored it, by the time that a majority answered. One of

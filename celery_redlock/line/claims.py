@@ -131,11 +131,7 @@ class ExistingJob:
 
 
 class Claims:
-    """The claims and cool-downs on the nodes of one deployment.
-
-    Args:
-        redlock: The lock service.
-    """
+    """The claims and cool-downs on the nodes of one deployment."""
 
     def __init__(self, redlock: Redlock) -> None:
         self._redlock = redlock
@@ -218,12 +214,8 @@ class Claims:
 
         Does not wait for replies. A node that is away gets it when it reconnects.
 
-        Args:
-            key: The key that was claimed.
-            task_id: The job.
-            task: The name of its task, if a message names key and job. Any client of
-                the broker can write a message; it cannot release the claim of another
-                task.
+        Where a message names key and job, the claim must be of this task: any client of
+        the broker can write a message.
         """
         names, words = [self._keys.claim(key)], [task_id, task]
         self._nodes.tell(RELEASE_CLAIM, names, words, resend=True)

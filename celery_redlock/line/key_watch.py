@@ -122,12 +122,7 @@ class KeyWatch:
         self._order(lambda: self._begin(wanted, rank, is_turn))
 
     def forget(self, wanted: Wanted, *, passes_on: bool) -> None:
-        """Watch a key no more.
-
-        Args:
-            wanted: The key.
-            passes_on: Whether another waiter is to be woken, where the lock is free.
-        """
+        """Watch a key no more. Where its lock is free, another waiter may be woken."""
         self._order(lambda: self._end(wanted, passes_on=passes_on))
 
     def stop(self) -> None:
@@ -279,10 +274,7 @@ class KeyWatch:
 
 
 def _permits(limits: Limits, replies: Any, quorum: int) -> tuple[int | None, float]:
-    """Return for how many holders there is room, and when there may be more.
-
-    None: too few nodes told their permits. The time is in seconds.
-    """
+    """Return the room for holders, None if it is not known, and when there is more."""
     found = occupancies(limits, replies, quorum)
     if found is None:
         return None, math.inf

@@ -81,10 +81,6 @@ class SuccessorRegister:
     """The entry of one call in the register of its key and task.
 
     Attributes:
-        redlock: The lock service.
-        key: The name of the lock.
-        task: The name of the task. Calls of other tasks do not supersede it.
-        task_id: The id of the call.
         published: When it was first published, in µs since 1970: its number on nodes
             that were not told of it.
         expires: When it must not start any more, in seconds since 1970; 0 for never.

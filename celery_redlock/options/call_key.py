@@ -453,14 +453,7 @@ def _names_in(text: str) -> Iterator[str]:
 
 
 class _Taken(NamedTuple):
-    """The arguments that a key function takes.
-
-    Attributes:
-        names: Their names; ``None``: any.
-        needed: Those that it must have.
-        by_position: Those that it takes by position only.
-        headers: Whether it asks for the headers of the message.
-    """
+    """The arguments that a key function takes; with ``names=None`` it takes any."""
 
     names: list[str] | None
     needed: list[str]

@@ -70,11 +70,7 @@ class RecordOptions(LimitOptions):
         return max(self.record_keep or _KEEP, self.exactly_once_for or 0.0)
 
     def open_records(self) -> Any:
-        """Return the `RecordStore` of the calls; None without ``exactly_once_in``.
-
-        Raises:
-            ConfigurationError: The database cannot be used.
-        """
+        """Return the `RecordStore` of the calls; None without ``exactly_once_in``."""
         if self.exactly_once_in is None:
             return None
         return open_store(
@@ -128,11 +124,7 @@ def check_database(what: str, database: object) -> None:
 def open_store(what: str, database: object, *, django: str, sqlalchemy: str) -> Any:
     """Return the store of records or messages in a database, checked.
 
-    Args:
-        what: What the database is given to.
-        database: The alias of a Django database, or a callable that returns a session.
-        django: The class of the store there, as ``"module:Class"`` in ``contrib``.
-        sqlalchemy: The same with SQLAlchemy.
+    Its class is ``"module:Class"`` in ``contrib``, for each of the two packages.
 
     Raises:
         ConfigurationError: The store can never work, or the package that it needs is

@@ -38,12 +38,10 @@ Policy = Callable[[_SituationT], _DecisionT]
 
 @dataclass(frozen=True, slots=True)
 class PolicyOption(Generic[_SituationT, _DecisionT]):
-    """A task option that takes a policy.
+    """A task option that takes a policy: by stage, where it has stages.
 
     Attributes:
-        name: Of the option.
         base: Base class of the decisions that it takes.
-        stages: The stages for each of which a policy can be given, if any.
     """
 
     name: str

@@ -56,11 +56,7 @@ def is_lazy(returned: object) -> bool:
 
 
 def refuse_batches(name: str, bases: tuple[type, ...]) -> None:
-    """Refuse the base class of celery-batches.
-
-    Raises:
-        ConfigurationError: One of these classes is of celery-batches.
-    """
+    """Refuse a base class of celery-batches."""
     for base in bases:
         if (base.__module__ or "").partition(".")[0] == "celery_batches":
             raise ConfigurationError(
@@ -71,13 +67,7 @@ def refuse_batches(name: str, bases: tuple[type, ...]) -> None:
 
 
 def refuse_async(name: str, body: Callable[..., Any], bases: tuple[type, ...]) -> None:
-    """Refuse a body that makes a coroutine or a generator, which nothing runs.
-
-    One of these base classes may run it.
-
-    Raises:
-        ConfigurationError: None of them has a ``__call__``.
-    """
+    """Refuse a body that makes a coroutine or a generator, which none of these runs."""
     while isinstance(body, functools.partial):
         body = body.func
     called = (body, inspect.getattr_static(type(body), "__call__", None))
@@ -92,11 +82,7 @@ def refuse_async(name: str, body: Callable[..., Any], bases: tuple[type, ...]) -
 
 
 def refuse_awaitable(name: str, returned: object) -> NoReturn:
-    """Refuse what a body has returned under its lock: its work is not done.
-
-    Raises:
-        ConfigurationError: Always. A coroutine or a generator is closed.
-    """
+    """Refuse what a body has returned under its lock, and close it."""
     if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
         returned.close()
     how = "consumed" if inspect.isgenerator(returned) else "awaited"

@@ -37,14 +37,11 @@ class Call:
     """The facts of one copy of a call, as its message and its task say them.
 
     Attributes:
-        request: Celery's context of this execution.
-        id: Celery's id of the call, ``""`` without one.
-        key: The name that it locks.
         limits: The limits of the permits that it needs; empty for a plain lock.
-        sent: The arguments in its message, if there is one. A base class of the project
-            can remove some of them before the task gets the call.
         is_redelivered: Whether another copy with this task id may run or have run.
         began_at: Instant at which it began to want its lock.
+        sent: The arguments in its message, if there is one. A base class of the project
+            can remove some of them before the task gets the call.
     """
 
     task: Task
@@ -65,9 +62,9 @@ class Call:
     def of(
         cls, task: Task, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Call:
-        """Return the call that the task executes now.
+        """Return the call that the task executes now, with its key.
 
-        Its key is computed here, once, before the body can change its arguments.
+        The key is computed once, before the body can change the arguments.
 
         Raises:
             ConfigurationError: A setting or an option is wrong.
@@ -142,7 +139,7 @@ class Call:
         return bool(is_next and is_first)
 
     def register(self, keep: str) -> SuccessorRegister:
-        """Return the successor register of its key, entered for this call."""
+        """Return the entry of this call in the successor register of its key."""
         return SuccessorRegister(
             redlock=self.runtime.redlock,
             key=self.key,
@@ -191,11 +188,6 @@ class Call:
 
 
 def _refuse_broadcast(task: Task, exchange: str) -> None:
-    """Refuse a call of which each worker gets a copy.
-
-    Raises:
-        ConfigurationError: The call came from a fanout exchange.
-    """
     if exchange and is_broadcast(task.app, exchange):
         raise ConfigurationError(
             f"{task.name} came from the Broadcast (fanout) exchange {exchange!r}, and "

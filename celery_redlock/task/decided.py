@@ -65,8 +65,7 @@ class DecidedConflict:
     def announce(self) -> bool:
         """Log the decision, send the signal, and the event where one is needed.
 
-        Returns:
-            Whether the event was sent, and monitors show the call as refused.
+        Returns whether the event was sent, and monitors show the call as refused.
         """
         call, decision = self.call, self.decision
         what = _words_of(decision, self.conflict, call)
@@ -109,11 +108,7 @@ class DecidedConflict:
         return self.republish(delay, "waits in its queue")
 
     def replace_holder(self, grace: float) -> float:
-        """Ask the running call to end, unless it is the newer of the two.
-
-        The call then waits in the worker process for ``grace`` seconds, or, if that is
-        0, in its queue.
-        """
+        """Ask the running call to end, unless it is the newer; wait for the grace."""
         call, holder = self.call, self.held.holder
         delay = grace or self._usual_countdown()
         if not call.request.is_eager:
@@ -232,11 +227,7 @@ class DecidedOutage:
 class DecidedLoss(Generic[_T]):
     """A call whose body has ended after the loss of its lock: a `policies.WorkerCall`.
 
-    Attributes:
-        line: The entries of the call.
-        error: The loss.
-        returned: What the body has returned; empty if it has not.
-        policy: The name of the decision.
+    ``returned`` has what the body has returned; it is empty if the body has not.
     """
 
     line: LineEntry

@@ -92,15 +92,10 @@ def was_refused(error: object) -> bool:
 
 
 def end_as_revoked(call: Call, error: Exception, **facts: Any) -> Ignore:
-    """Store the result of a call that does not run: REVOKED, with the error in it.
+    """Store REVOKED with the error, which ``result.get()`` raises.
 
-    Args:
-        call: The call.
-        error: The reason, which ``result.get()`` raises.
-        **facts: Further fields of the event ``task-revoked``.
-
-    Returns:
-        The exception to raise: after it Celery leaves the result alone.
+    Returns the exception to raise: after it Celery leaves the result alone. The facts
+    are further fields of the event ``task-revoked``.
     """
     if call.request.is_eager:
         return Ignore(str(error))
@@ -215,11 +210,7 @@ def _stores_errors(call: Call) -> bool:
 
 
 def _try_to_count(call: Call) -> float:
-    """Count a call that has ended in its chord.
-
-    Returns:
-        Seconds after which it must be counted once more; 0 if that is not needed.
-    """
+    """Count a call that has ended in its chord; see `_count_in_chord`."""
     try:
         return _count_in_chord(call)
     except Exception:
@@ -238,9 +229,8 @@ def _count_in_chord(call: Call) -> float:
     discards nothing. Then the chord would wait for ever. The Redis backend counts
     a call only once. Other backends do not: there the chord is left alone.
 
-    Returns:
-        Seconds for which another process alone may send the body of the chord; 0 if
-        none may, or the body was sent.
+    Returns the seconds after which it must be counted once more: for so long another
+    process alone may send the body of the chord. 0 if none may, or the body was sent.
     """
     backend, group = call.task.backend, call.request.group
     is_member = bool(call.request.chord and group)
@@ -270,24 +260,20 @@ def republish(
 
     The next copy has the same id, the same retries and the same place in a canvas.
 
-    Args:
-        call: The call.
-        reason: Why it cannot run now. A task that runs eagerly has no queue and
-            ends with this error.
-        countdown: Seconds until it may run.
-        **header: Fields of the header that change.
-
-    Raises:
-        Republished: It was published; the result is RETRY.
-        celery.exceptions.Ignore: It was published; the result is left alone,
-            since another copy of the call may own it.
-        Exception: It cannot be published, and the broker is not the reason: for
-            example a router or a receiver of a signal failed. The call ends in
-            this error, because it would come again.
+    A task that runs eagerly has no queue, and ends with the reason. ``header`` has the
+    fields of the header that change.
 
     Returns:
         The error by which the broker does not accept it. Pause, and try the lock, or
         this function, again.
+
+    Raises:
+        Republished: It was published; the result is RETRY.
+        RepublishedUnseen: It was published; the result is left alone, since another
+            copy of the call may own it.
+        Exception: It cannot be published, and the broker is not the reason: for
+            example a router or a receiver of a signal failed. The call ends in
+            this error, because it would come again.
     """
     if call.request.is_eager:
         raise reason

@@ -154,10 +154,8 @@ class TaskLock(Hold):
 
     Args:
         task_id: The execution; ``""`` outside of a task.
-        base: First part of the token.
         since: Instant at which the call began to want the lock; now by default.
         published: Microseconds since 1970 when the call was published; 0: not known.
-        limits: The limits of the permits that the call needs; empty for a plain lock.
     """
 
     def __init__(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
@@ -256,13 +254,7 @@ class State(Enum):
 
 
 class Execution(TaskLock):
-    """Runs the body of one call under its lock.
-
-    Attributes:
-        call: The call.
-        state: Where it is.
-        lease: The lease under which the body runs; None: without the lock.
-    """
+    """Runs the body of one call under its lock, or without: then ``lease`` is None."""
 
     def __init__(self, call: Call) -> None:
         header = call.header

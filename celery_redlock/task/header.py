@@ -171,8 +171,7 @@ class TaskHeader(NamedTuple):
     def read(cls, headers: Mapping[str, Any] | None) -> TaskHeader:
         """Read the header among those of a message, which any client may have written.
 
-        Returns:
-            An empty header, if there is none or one of its fields fails its check.
+        It is empty, if there is none or one of its fields fails its check.
         """
         fields = _fields(headers)
         if not fields or _first_fault(fields):
@@ -239,10 +238,8 @@ def mint(
 ) -> str:
     """Mint the base of an execution, in the main process, and note it in the headers.
 
-    Args:
-        request: The headers of the message.
-        content_type: That of its body, which says with which serializer it is sent.
-        events: Whether this worker sends events about tasks.
+    The content type of the body says with which serializer it was sent. ``events``:
+    this worker sends events about tasks.
     """
     base, header = new_base(), TaskHeader.read(request)
     published = header.published or round(SYSTEM_CLOCK.wall() * 1e6)
@@ -258,10 +255,7 @@ def mint(
 
 
 def attach(headers: Mapping[str, Any] | None, published: int = 0) -> dict[str, Any]:
-    """Return headers that say when the call was published, if they do not yet.
-
-    It was published now, unless ``published`` says when it was before.
-    """
+    """Return headers that say when the call was published first: now by default."""
     known = {"published": published or round(SYSTEM_CLOCK.wall() * 1e6)}
     return with_fields(headers, **known | _fields(headers))
 

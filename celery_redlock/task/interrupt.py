@@ -67,11 +67,7 @@ class Interrupter:
         return wait()
 
     def interrupt(self, error: LockLost) -> bool:
-        """Raise the error in the interruptible call. Thread-safe.
-
-        Returns:
-            False if there is no such call now.
-        """
+        """Raise the error in the call, if one is interruptible now. Thread-safe."""
         raise NotImplementedError
 
     def _turn_on(self) -> None:
@@ -98,8 +94,7 @@ def _between(
 def interrupter(*, within_task: bool = False) -> Interrupter:
     """Return the interrupter that fits the calling thread or greenlet.
 
-    Args:
-        within_task: Whether the call is a part of another task, which runs on after it.
+    ``within_task``: the call is a part of another task, which runs on after it.
     """
     throw_soon = _hub_callback()
     if throw_soon:

@@ -65,9 +65,6 @@ class LineEntry:
     """The entries of one call on the nodes, besides its lock.
 
     The interrupter lets time limits in while the broker does not accept the call.
-
-    Attributes:
-        call: The call.
     """
 
     def __init__(self, call: Call, interrupter: Interrupter) -> None:
@@ -103,8 +100,8 @@ class LineEntry:
     def republish(self, reason: RedlockError, countdown: float, **header: Any) -> float:
         """Send the call again, in its place; see ``ends.republish``.
 
-        Returns:
-            0.0, the seconds for which to try for the lock: the broker did not take it.
+        Returns 0.0, the seconds for which to try for the lock, if the broker did not
+        take it.
         """
         call = self.call
         if call.options.task.in_order:
@@ -212,16 +209,10 @@ class LineEntry:
     def enter(
         self, held: LockHeld, keep: str, seconds: float, *, replaces: bool = False
     ) -> None:
-        """Enter the register for some seconds and a ttl, or end as superseded.
+        """Enter the register until it tries again, and for a ttl.
 
-        Args:
-            held: The refusal of the call.
-            keep: Which of the waiting calls runs: the ``"latest"`` or the ``"first"``.
-            seconds: Until the call tries again.
-            replaces: Whether the call asks the running call to end.
-
-        Raises:
-            celery.exceptions.Ignore: It has ended as superseded.
+        ``replaces``: it asks the running call to end. Raises the exception that ends
+        it, if it is superseded.
         """
         call, holder = self.call, held.holder
         self._replaces |= replaces

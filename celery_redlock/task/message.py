@@ -29,11 +29,7 @@ _REGISTRY: Any = registry  # has no types
 
 
 class SentMessage:
-    """The message of one call; empty until Celery sends it.
-
-    Attributes:
-        was_sent: Whether Celery has made a message, and sends it now or has sent it.
-    """
+    """The message of one call; empty until Celery makes it, to send it at once."""
 
     def __init__(self, task: Task, key: str, arguments: tuple[Any, Any]) -> None:
         self.task = task
@@ -108,7 +104,7 @@ def _note(
 
 
 def _are_same(body: Any, arguments: tuple[Any, Mapping[str, Any]]) -> bool:
-    """Tell whether a body has these very objects, which may not be comparable."""
+    """Compare by identity: the arguments may not be comparable."""
     args, kwargs = arguments
     return (
         len(body[0]) == len(args)
@@ -176,11 +172,7 @@ def key_to_publish(
 def wanted_by_message(
     task: Task, args: Any, kwargs: Any, headers: Mapping[str, Any] | None
 ) -> tuple[str, Limits]:
-    """Return the key and the limits of a call from its message.
-
-    Raises:
-        FingerprintError: They cannot be reduced to a key.
-    """
+    """Return the key and the limits of a call from its message; or FingerprintError."""
     wanted: tuple[str, Limits] = task.key_rule.wanted_by(
         args, kwargs, headers=headers, may_have_more=True
     )

@@ -27,11 +27,7 @@ _FIELDS = [field.name for field in fields(OutboxMessage)]
 
 
 class DjangoMessages:
-    """The messages in one database of Django: an `effects.outbox.MessageStore`.
-
-    Args:
-        alias: The name of the database in ``DATABASES``.
-    """
+    """The messages in one database of Django: an `effects.outbox.MessageStore`."""
 
     def __init__(self, alias: str) -> None:
         self._alias = alias

@@ -49,11 +49,7 @@ _MOMENTS = ("recorded_at", "keep_until")
 
 
 class DjangoRecords:
-    """The records in one database of Django: an `effects.call_records.RecordStore`.
-
-    Args:
-        alias: The name of the database in ``DATABASES``.
-    """
+    """The records in one database of Django: an `effects.call_records.RecordStore`."""
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
@@ -169,9 +165,7 @@ class DjangoRecords:
 def check_alias(what: str, alias: str) -> None:
     """Refuse an alias that does not exist, and a project without the app.
 
-    Args:
-        what: What the alias is given to, as it was written.
-        alias: The alias.
+    ``what`` says to whom the alias was given, as it was written.
     """
     try:
         known = [*connections]

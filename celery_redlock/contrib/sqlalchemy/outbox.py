@@ -82,8 +82,7 @@ _IN_ORDER = select(*_COLUMNS).order_by(_TABLE.c.written_at, _TABLE.c.id)
 class SqlAlchemyMessages:
     """The messages in the database of a session: an `effects.outbox.MessageStore`.
 
-    Args:
-        make: Returns a session, or a ``scoped_session``.
+    The callable returns a session, or a ``scoped_session``.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:

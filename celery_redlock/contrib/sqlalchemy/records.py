@@ -132,14 +132,9 @@ def open_session() -> Session | None:
 
 
 def new_session(what: str, make: Callable[[], Any]) -> Session:
-    """Return a session that is in no transaction.
+    """Return a session that is in no transaction, as the callable must return it.
 
-    Args:
-        what: What the callable is given to, as it was written.
-        make: Returns a session, or a ``scoped_session``.
-
-    Raises:
-        ConfigurationError: The callable returns something else.
+    ``what`` says to whom the callable was given, as it was written.
     """
     made = make()
     session = made() if isinstance(made, scoped_session) else made
@@ -163,8 +158,7 @@ def new_session(what: str, make: Callable[[], Any]) -> Session:
 class SqlAlchemyRecords:
     """The records in the database of a session: an `effects.call_records.RecordStore`.
 
-    Args:
-        make: Returns a session, or a ``scoped_session``.
+    The callable returns a session, or a ``scoped_session``.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
