@@ -43,6 +43,7 @@ from celery_redlock.app.confirmed import MessageRefusedError, confirmed
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.spelling import did_you_mean
+from celery_redlock.basics.text import check_id
 from celery_redlock.effects.call_records import now, register
 from celery_redlock.effects.stored import loaded, stored
 from celery_redlock.errors import ConfigurationError
@@ -218,6 +219,7 @@ class Outbox:
 
         Raises:
             TypeError: The arguments do not fit the task.
+            ValueError: Nodes cannot store the ``task_id``.
             ConfigurationError: An option cannot be stored, or no transaction is known.
             kombu.exceptions.EncodeError: An argument cannot be serialized.
         """
@@ -240,6 +242,7 @@ class Outbox:
                 task.__header__(*args, **kwargs)
             serializer = serializer or task.serializer
         task_id = options.pop("task_id", None) or uuid()
+        check_id(task_id)
         call = [args, kwargs, _with_fixed_times(options)]
         body, kind, encoding = stored(call, serializer or app.conf.task_serializer)
         message = OutboxMessage(
@@ -448,7 +451,7 @@ def _with_fixed_times(options: dict[str, Any]) -> dict[str, Any]:
     """Return options whose countdown and expiry do not move with the publication."""
     fixed = dict(options)
     countdown, expires = fixed.pop("countdown", None), fixed.get("expires")
-    if countdown is not None and fixed.get("eta") is None:
+    if countdown:  # Celery prefers it to an eta
         fixed["eta"] = _in(countdown)
     if isinstance(expires, (int, float)):
         fixed["expires"] = _in(expires)

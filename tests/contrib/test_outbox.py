@@ -407,7 +407,9 @@ def test_countdown_begins_when_the_message_is_written(
     """A message that waits for its publication is not delayed by it once more."""
     before = dt.datetime.now(dt.timezone.utc)
     with ledger.transaction() as session:
-        outbox.send(ship, ("a",), session=session, countdown=60, expires=3600)
+        now_ = before.replace(tzinfo=None)  # Celery prefers the countdown
+        times: dict[str, Any] = {"countdown": 60, "expires": 3600, "eta": now_}
+        outbox.send(ship, ("a",), session=session, **times)
     after = dt.datetime.now(dt.timezone.utc)
     outbox.publish(grace=0.0)
 
@@ -496,6 +498,20 @@ def test_arguments_that_do_not_fit_are_an_error_before_the_commit(
             outbox.send(ship, session=session)
         with pytest.raises(EncodeError):
             outbox.send(ship, (object(),), session=session)
+
+    assert outbox.waiting() == EMPTY
+
+
+def test_id_that_nodes_cannot_store_is_an_error_before_the_commit(
+    worker: Worker, ledger: Ledger, outbox: Outbox
+) -> None:
+    """`apply_async` of a singleton task would refuse it each time, after the commit."""
+    job = worker.leased_job()
+    with (
+        ledger.transaction() as session,
+        pytest.raises(ValueError, match="must be one line of text"),
+    ):
+        outbox.send(job, (0,), session=session, task_id="two\nlines")
 
     assert outbox.waiting() == EMPTY
 
