@@ -15,6 +15,7 @@ from tests.nodes.support import PATIENT, run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from celery_redlock.devnodes import DevNodes
 
@@ -123,12 +124,17 @@ def test_findings_about_tasks_have_doctors_code_and_remedy(project: Project) -> 
     assert found.obj == "office.work"
 
 
-def test_app_that_does_not_exist_is_an_error(project: Project) -> None:
+@pytest.mark.parametrize("module", ["no_such_project", "broken_project"])
+def test_app_that_cannot_be_imported_is_an_error(
+    project: Project, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The message names REDLOCK_CELERY_APP; the checks of nodes return nothing."""
+    (tmp_path / "broken_project.py").write_text("raise KeyError('no such setting')")
+    monkeypatch.syspath_prepend(tmp_path)
     project()
     from django.test import override_settings  # noqa: PLC0415
 
-    with override_settings(REDLOCK_CELERY_APP="no_such_project:app"):
+    with override_settings(REDLOCK_CELERY_APP=f"{module}:app"):
         found = by_id(check_project())
         nodes = check_nodes()
 

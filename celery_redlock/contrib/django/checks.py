@@ -57,7 +57,7 @@ def check_nodes(**_: object) -> list[CheckMessage]:
     try:
         app = celery_app()
         redlock = runtime_of(app).redlock
-    except (ConfigurationError, ImportError, AttributeError):
+    except Exception:  # noqa: BLE001  (user modules may raise anything)
         return []  # `check_project` reports this
     local = set(_local_findings(app))
     return [_message(found) for found in diagnose(redlock, app) if found not in local]
