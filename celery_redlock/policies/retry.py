@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from celery_redlock.basics.backoff import doubled, jittered
@@ -55,7 +56,7 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
 
     def __post_init__(self) -> None:
         self._read_seconds("countdown")
-        if self.patience != 0:
+        if self.patience not in (0, timedelta(0)):
             self._read_seconds("patience")
 
     @classmethod

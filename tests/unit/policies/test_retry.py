@@ -6,6 +6,7 @@ From a backlog it comes back in its turn.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,9 +72,10 @@ def test_call_does_not_wait_for_a_longer_run(worker: Worker, seconds: float) -> 
     assert len(events.seen) == 1
 
 
-def test_patience_of_zero_never_waits(worker: Worker) -> None:
+@pytest.mark.parametrize("none", [0, timedelta(0)])
+def test_patience_of_zero_never_waits(worker: Worker, none: float | timedelta) -> None:
     """A decision may leave the wait out, or make it longer."""
-    task = worker.leased_job(on_conflict=Retry(7, patience=0))
+    task = worker.leased_job(on_conflict=Retry(7, patience=none))
 
     with begun(worker, AHEAD), SignalRecorder("lock_conflict") as events:
         worker.run(task)
