@@ -175,7 +175,7 @@ class TaskArguments(LockArguments, total=False):
     routing_key: str | None
     priority: int | None
     delivery_mode: int | str | None
-    expires: float | datetime | timedelta | None
+    expires: float | datetime | None
     max_retries: int | None
     default_retry_delay: float
     autoretry_for: Collection[type[BaseException]]

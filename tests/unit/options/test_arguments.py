@@ -137,6 +137,7 @@ singleton_task(rate=("10", 60))  # refused
 singleton_task(on_conflict={"publish": "retry"}, limit=5)  # refused
 singleton_task(renew="no")  # refused
 singleton_task(acks_late="yes")  # refused
+singleton_task(expires=timedelta(hours=1))  # refused
 singleton_task(retrys=3)  # refused
 lease.fence + "1"  # refused
 keyed.delay(1).conflict.phase  # refused
