@@ -47,6 +47,7 @@ from celery_redlock.task.publishing import seconds_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.task.message import SentMessage
 
 
@@ -125,28 +126,25 @@ def send_in_order(
     """Send a call with these options of ``apply_async``, with a place in its line."""
     if is_delayed(options) or message.task.app.conf.task_always_eager:
         return send(**options)
-    place = ("", "")
+    joined: list[tuple[Redlock, str, str]] = []
 
     def number() -> None:
-        nonlocal place
-        place = message.key, message.id
-        if all(place):
-            _number(message)
+        if message.key and message.id:
+            _number(message, joined)
 
-    is_in_line = False
+    sent: tuple[str, str] | None = None
     try:
         result = message.send(send, options, number)
-        # A receiver of a signal can change the call once more, after it was numbered.
-        is_in_line = place == (message.key, message.id)
+        sent = message.key, message.id
     finally:
-        if all(place) and not is_in_line:
-            key, task_id = place
-            redlock = runtime_of(message.task.app).redlock
-            leave_backlog(redlock, key, task_id, in_order=True)
+        for redlock, key, task_id in joined:
+            # A receiver of a signal can change the call after it was numbered.
+            if (key, task_id) != sent:
+                leave_backlog(redlock, key, task_id, in_order=True)
     return result
 
 
-def _number(message: SentMessage) -> None:
+def _number(message: SentMessage, joined: list[tuple[Redlock, str, str]]) -> None:
     """Let a call join the line, and write its number into the header of its message."""
     task, key, task_id = message.task, message.key, message.id
     try:
@@ -156,6 +154,7 @@ def _number(message: SentMessage) -> None:
         if (left := seconds_until(task, message.headers.get("expires"))) is not None:
             margin = min(margin, max(0.0, left) + MARGIN)
         least = round(SYSTEM_CLOCK.wall() * 1e6)
+        joined.append((runtime.redlock, key, task_id))
         number = number_in_backlog(
             runtime.redlock, key, task_id, least=least, margin=margin
         )

@@ -6,9 +6,11 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import Celery
 from celery.signals import before_task_publish
 from kombu.exceptions import EncodeError
 
+from celery_redlock import singleton_task
 from celery_redlock.app.runtime import runtime_of
 from tests.unit.tasks.support import HOUR, KEY, run_until_stopped
 
@@ -165,3 +167,15 @@ def test_call_is_published_without_nodes(
     assert worker.messages() == [sent.id]
     assert "too few nodes answered" in caplog.text
     assert "held back" not in caplog.text  # it is the first line
+
+
+def test_call_that_cannot_be_sent_has_its_own_error_where_no_nodes_are_set() -> None:
+    """It has no place to leave; the setting that is missing is not the reason."""
+    app = Celery("bare", broker="memory://", set_as_current=False)
+
+    @singleton_task(app=app, shared=False, key="k", on_conflict="retry", in_order=True)
+    def job(number: object) -> None:
+        """Do nothing."""
+
+    with pytest.raises(EncodeError):
+        job.delay(object())
