@@ -15,7 +15,7 @@ import hashlib
 import logging
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from celery import Task, states
 
@@ -24,11 +24,14 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.options.lock_options import LockOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from celery import Celery
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 AT_ONCE = 1000  # records that one transaction deletes
 _IDLE = 0  # libpq's word for a connection that is in no transaction
@@ -82,6 +85,12 @@ def in_utc(stored: datetime) -> datetime:
     if stored.tzinfo is None:
         return stored.replace(tzinfo=timezone.utc)
     return stored.astimezone(timezone.utc)
+
+
+def from_row(kind: type[_T], row: Mapping[Any, Any]) -> _T:
+    """Return what a row of a database says, with its moments in UTC."""
+    moments = {n: in_utc(v) for n, v in row.items() if isinstance(v, datetime)}
+    return kind(**{**row, **moments})
 
 
 class RecordStore(Protocol):

@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from django.db.models import F, Min, Q
 
 from celery_redlock.contrib.django.records import as_moment, check_alias
-from celery_redlock.effects.call_records import in_utc, now
+from celery_redlock.effects.call_records import from_row, in_utc, now
 from celery_redlock.effects.outbox import OutboxMessage
 from celery_redlock.errors import ConfigurationError
 
@@ -99,7 +99,7 @@ class DjangoMessages:
             if not features.has_select_for_update:
                 # SQLite: begin with a write, as in `records`.
                 self._rows().filter(pk="").update(task=F("task"))
-            found = [_message(row) for row in rows.values(*_FIELDS)[:most]]
+            found = [from_row(OutboxMessage, r) for r in rows.values(*_FIELDS)[:most]]
             taken = self._rows().filter(pk__in=[message.id for message in found])
             taken.update(taken_until=as_moment(until))
         return found
@@ -141,7 +141,3 @@ class _AfterCommit:
         self.ids.clear()
         if ids:
             self.then(ids)
-
-
-def _message(row: dict[str, Any]) -> OutboxMessage:
-    return OutboxMessage(**{**row, "written_at": in_utc(row["written_at"])})

@@ -29,7 +29,7 @@ from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.effects.call_records import (
     CallRecord,
     RecordTaken,
-    in_utc,
+    from_row,
     is_in_transaction,
 )
 from celery_redlock.errors import ConfigurationError
@@ -144,11 +144,7 @@ class DjangoRecords:
             # after another one has. One that begins with a write waits its turn.
             rows.update(fence=F("fence"))
         found = rows.values().first()
-        if found is None:
-            return None
-        for name in _MOMENTS:
-            found[name] = in_utc(found[name])
-        return CallRecord(**found)
+        return None if found is None else from_row(CallRecord, found)
 
     def _refuse_missing_table(self, error: BaseException) -> None:
         table = self._rows().model._meta.db_table  # noqa: SLF001

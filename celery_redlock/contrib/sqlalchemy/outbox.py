@@ -37,7 +37,7 @@ from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.schema import BLANK_SCHEMA
 
 from celery_redlock.contrib.sqlalchemy.records import new_session, open_session
-from celery_redlock.effects.call_records import in_utc, now
+from celery_redlock.effects.call_records import from_row, in_utc, now
 from celery_redlock.effects.outbox import OutboxMessage
 from celery_redlock.errors import ConfigurationError
 
@@ -132,7 +132,8 @@ class SqlAlchemyMessages:
                 # Begin with a write, as in `records`.
                 nothing = update(_TABLE).where(_TABLE.c.id == "")
                 session.execute(nothing.values(task=_TABLE.c.task))
-            found = [_message(row) for row in session.execute(rows)]
+            found_rows = session.execute(rows).mappings()
+            found = [from_row(OutboxMessage, row) for row in found_rows]
             taken = _TABLE.c.id.in_([message.id for message in found])
             session.execute(update(_TABLE).where(taken).values(taken_until=until))
         return found
@@ -162,10 +163,6 @@ class SqlAlchemyMessages:
         """Return another session than the caller's, which may be in a transaction."""
         made = self._make()
         return made.session_factory() if isinstance(made, scoped_session) else made
-
-
-def _message(row: Any) -> OutboxMessage:
-    return OutboxMessage(**{**row._asdict(), "written_at": in_utc(row.written_at)})
 
 
 @event.listens_for(Session, "after_commit")

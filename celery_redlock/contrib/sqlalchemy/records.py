@@ -47,7 +47,7 @@ from sqlalchemy.schema import BLANK_SCHEMA
 from celery_redlock.effects.call_records import (
     CallRecord,
     RecordTaken,
-    in_utc,
+    from_row,
     is_in_transaction,
 )
 from celery_redlock.errors import ConfigurationError
@@ -286,13 +286,8 @@ def _find(session: Session, record_id: str) -> CallRecord | None:
         # One writer at a time: a transaction that begins with a SELECT fails when it
         # writes after another one has. One that begins with a write waits its turn.
         session.execute(_LOCK, {"record_id": record_id})
-    row = session.execute(_FIND, {"record_id": record_id}).first()
-    if row is None:
-        return None
-    found = row._asdict()
-    for name in ("recorded_at", "keep_until"):
-        found[name] = in_utc(found[name])
-    return CallRecord(**found)
+    row = session.execute(_FIND, {"record_id": record_id}).mappings().first()
+    return None if row is None else from_row(CallRecord, row)
 
 
 def _refuse_missing_table(session: Session, error: Exception) -> None:
