@@ -21,7 +21,7 @@ from celery_redlock.options.broker import (
 )
 from celery_redlock.task.header import TaskHeader, extract
 from celery_redlock.task.message import as_received
-from celery_redlock.task.publishing import leave_place, release_claim
+from celery_redlock.task.publishing import end_entries
 from celery_redlock.task.results import has_ended
 
 if TYPE_CHECKING:
@@ -84,9 +84,7 @@ class Call:
             )
             options = runtime.options(task.name, task.lock_options)
         except BaseException:
-            # It will never begin.
-            release_claim(runtime, header.claim, request.id, task.name)
-            leave_place(task.app, header, request.id)
+            end_entries(task.app, header, request.id, task.name)
             raise
         if options.task.is_claimed and not header.claim:
             header = header._replace(claim=key)  # the project has replaced the headers

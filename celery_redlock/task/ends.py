@@ -55,6 +55,21 @@ class RepublishedUnseen(Ignore):  # type: ignore[misc]
     """Ends this copy of a call: the next one is published, and no result is stored."""
 
 
+class EndedAsRevoked(Ignore):  # type: ignore[misc]
+    """Ends a call whose result is stored as REVOKED: its main process sends the event.
+
+    Its arguments are the reason, in words, and the facts.
+    """
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Further fields of the event ``task-revoked``."""
+        return self.args[1] if len(self.args) > 1 else {}
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
 def comes_back(error: BaseException) -> bool:
     """Tell whether a call whose copy ends in this error comes back."""
     return isinstance(error, (Retry, RepublishedUnseen))
@@ -107,9 +122,6 @@ def end_as_revoked(call: Call, error: Exception, **facts: Any) -> Ignore:
         call_errbacks=False,
         state=states.REVOKED,
     )
-    # Only here, in a worker, is Celery's own request class a cheap import.
-    from celery_redlock.task.request import EndedAsRevoked  # noqa: PLC0415
-
     return EndedAsRevoked(str(error), facts)
 
 

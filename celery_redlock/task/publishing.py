@@ -421,26 +421,23 @@ def release_claim(runtime: Runtime, key: str, task_id: str, task: str) -> None:
         runtime.watchdog.resend_releases()
 
 
-def leave_place(app: Celery, header: TaskHeader, task_id: str) -> None:
-    """Leave the backlog, if the call is in one, for a call that will never begin."""
+def end_entries(app: Celery, header: TaskHeader, task_id: str, task: str) -> None:
+    """Leave the backlog and release the claim of a message: its call never begins."""
     if header.place:
         runtime, in_order = runtime_of(app), bool(header.line)
         leave_backlog(runtime.redlock, header.place, task_id, in_order=in_order)
         runtime.watchdog.resend_releases()  # the first request waits for connections
+    if header.claim and is_id(task):
+        release_claim(runtime_of(app), header.claim, task_id, task)
 
 
 def _end_entries_of_message(sender: Any, message: Any, **_: object) -> None:
     """End the entries of a message that no task takes: its call will never begin."""
     headers = message.headers or {}
-    header, task_id, task = (
-        TaskHeader.read(headers),
-        headers.get("id"),
-        headers.get("task"),
-    )
+    task_id, task = headers.get("id"), headers.get("task")
     if is_id(task_id):
-        leave_place(sender.app, header, str(task_id))
-        if header.claim and is_id(task):
-            release_claim(runtime_of(sender.app), header.claim, str(task_id), str(task))
+        header = TaskHeader.read(headers)
+        end_entries(sender.app, header, str(task_id), str(task or ""))
 
 
 celery_signals.beat_init.connect(_when_beat_begins, weak=False)

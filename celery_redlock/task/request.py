@@ -53,13 +53,10 @@ from celery_redlock.line.successors import withdraw
 from celery_redlock.locks.limits import with_copies
 from celery_redlock.options.broker import marks_redeliveries
 from celery_redlock.scripts.keys import shown
-from celery_redlock.task.header import (
-    TaskHeader,
-    fault_of,
-    mint,
-)
+from celery_redlock.task.ends import EndedAsRevoked
+from celery_redlock.task.header import TaskHeader, fault_of, mint
 from celery_redlock.task.message import wanted_by_message
-from celery_redlock.task.publishing import leave_place, release_claim
+from celery_redlock.task.publishing import end_entries, release_claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,21 +68,6 @@ log = logging.getLogger(__name__)
 
 _DIED = (WorkerLostError, Terminated, SystemExit)
 _LOOK_EVERY, _LOOK_FOR = 0.05, 60.0  # seconds
-
-
-class EndedAsRevoked(Ignore):
-    """Ends a call whose result is stored as REVOKED: its main process sends the event.
-
-    Its arguments are the reason, in words, and the facts.
-    """
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Further fields of the event ``task-revoked``."""
-        return self.args[1] if len(self.args) > 1 else {}
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 class RedlockRequest(Request):
@@ -260,23 +242,18 @@ class RedlockRequest(Request):
 
     def _keep_in_line(self) -> None:
         """Give a call that comes back its place again, before later ones may run."""
-        if line := self._redlock_header.line:
-            redlock, since = (
-                runtime_of(self.app).redlock,
-                self._redlock_header.published,
-            )
-            key, margin = line
+        header, redlock = self._redlock_header, runtime_of(self.app).redlock
+        if header.line:
+            (key, margin), since = header.line, header.published
             keep_place(redlock, key, self.id, since=since, seconds=0.0, margin=margin)
 
     def _end_entries(self) -> None:
         """End place, claim and candidate of a call that does not come back."""
-        with self._logged():
-            leave_place(self.app, self._redlock_header, self.id)
+        header = self._redlock_header
         try:
+            end_entries(self.app, header, self.id, self.task.name)
             runtime, options = runtime_of(self.app), self.task.lock_options
-            claim = self._redlock_header.claim
-            release_claim(runtime, claim, self.id, self.task.name)
-            looks_for_claim = not claim and options.unique_while != "running"
+            looks_for_claim = not header.claim and options.is_claimed
             if not (looks_for_claim or options.registers_successors):
                 return
             key, _ = self._wanted()

@@ -18,7 +18,7 @@ from celery.result import AsyncResult
 from kombu.utils.uuid import uuid
 
 from celery_redlock import DuplicateTask, LockHeld
-from celery_redlock.task.request import EndedAsRevoked
+from celery_redlock.task.ends import EndedAsRevoked
 from tests.unit.tasks.support import KEY
 
 if TYPE_CHECKING:

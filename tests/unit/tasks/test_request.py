@@ -31,6 +31,7 @@ from celery_redlock.line.backlog import join_backlog, place_of_next
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit, Waits, Wanted
+from celery_redlock.task.ends import EndedAsRevoked
 from celery_redlock.task.header import (
     TaskHeader,
     extract,
@@ -38,7 +39,7 @@ from celery_redlock.task.header import (
     mint,
     waits_of,
 )
-from celery_redlock.task.request import EndedAsRevoked, RedlockRequest
+from celery_redlock.task.request import RedlockRequest
 from tests.harness.waiting import until
 from tests.unit.tasks.support import KEY, message_of
 
