@@ -52,6 +52,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 from kombu.serialization import registry
@@ -76,20 +77,16 @@ _MOST_LIMITS = 2 * MOST  # a number at once and a rate of each key
 _MOST_US = 2**53  # µs since 1970: the year 2255, and the largest whole number of Lua
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _MOST_COUNT
+def _is_count(value: object, most: int = _MOST_COUNT) -> bool:
+    return type(value) is int and 0 <= value <= most
 
 
-def _is_instant(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _MOST_US
+_is_instant = partial(_is_count, most=_MOST_US)
+_is_slot = partial(is_line, most=MOST_SLOT)
 
 
 def _is_bool(value: object) -> bool:
     return type(value) is bool
-
-
-def _is_slot(value: object) -> bool:
-    return is_line(value, MOST_SLOT)
 
 
 def _is_order(value: object) -> bool:

@@ -417,11 +417,12 @@ class SingletonTask(_Base[P, R]):
             ValueError: Nodes cannot store the ``task_id``. Nothing was sent.
         """
         send: Callable[..., _Result[R]] = super().apply_async
+        options = {**dict(zip(_MORE, more, strict=False)), **options}
         if self.lock_options is None or not isinstance(self, NextToCelery):
-            sent: _Result[R] = _publish(self, send, args, kwargs, *more, **options)
+            sent: _Result[R] = _publish(self, send, args, kwargs, options)
             return sent
-        with called_with(self, {**dict(zip(_MORE, more, strict=False)), **options}):
-            return send(args, kwargs, *more, **options)
+        with called_with(self, options):
+            return send(args, kwargs, **options)
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> _Result[R]:
         """Publish as ``delay`` does, in a coroutine; see ``aapply_async``."""
@@ -507,18 +508,12 @@ def _in_thread(send: Callable[[], Any]) -> Any:
 
 
 def _publish(
-    task: Task,
-    send: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    *more: Any,
-    **options: Any,
+    task: Task, send: Callable[..., Any], args: Any, kwargs: Any, options: Any
 ) -> Any:
     """Publish a call with these arguments of ``apply_async``, which is ``send``."""
     can_raise = not options.pop(_AFTER_COMMIT, False)
     if task.lock_options is None:
-        return send(args, kwargs, *more, **options)
-    options = {**dict(zip(_MORE, more, strict=False)), **options}
+        return send(args, kwargs, **options)
     if task_id := options.get("task_id"):
         check_id(task_id)
     try:
@@ -567,7 +562,8 @@ class NextToCelery(Task):
         self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
     ) -> Any:
         """Publish what the base classes have made of a call."""
-        return _publish(self, super().apply_async, args, kwargs, *more, **options)
+        options = {**dict(zip(_MORE, more, strict=False)), **options}
+        return _publish(self, super().apply_async, args, kwargs, options)
 
 
 def _stand_next_to_celery(task: type[Task]) -> None:
