@@ -241,6 +241,9 @@ class Outbox:
             if task.typing:  # as `apply_async` does, but before the commit
                 task.__header__(*args, **kwargs)
             serializer = serializer or task.serializer
+            dump = getattr(task, "_dump_pydantic_arguments", None)
+            if dump is not None and serializer != "pickle":
+                args, kwargs = dump(args, kwargs)
         task_id = options.pop("task_id", None) or uuid()
         check_id(task_id)
         call = [args, kwargs, _with_fixed_times(options)]

@@ -15,6 +15,7 @@ import pytest
 from django.db import connections, transaction
 from kombu import serialization
 from kombu.exceptions import EncodeError, OperationalError
+from pydantic import BaseModel
 from sqlalchemy import MetaData, NullPool, create_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -450,6 +451,27 @@ def test_arguments_go_by_the_serializer_of_the_task(
         result = outbox.send(pack, ("a",), session=session)
 
     assert deliver(worker) == [(result.id, [["a"], {}])]
+
+
+class Order(BaseModel):
+    """An argument of a task with ``pydantic=True``."""
+
+    number: int
+
+
+def test_model_of_pydantic_is_written_as_it_is_sent(
+    worker: Worker, ledger: Ledger, outbox: Outbox
+) -> None:
+    """`apply_async` sends what Celery dumps it to."""
+
+    @worker.app.task(name="pack", shared=False, pydantic=True)
+    def pack(order: Order) -> None:
+        """Do nothing."""
+
+    with ledger.transaction() as session:
+        result = outbox.send(pack, (Order(number=3),), session=session)
+
+    assert deliver(worker) == [(result.id, [[{"number": 3}], {}])]
 
 
 def test_singleton_task_is_sent_as_it_is(
