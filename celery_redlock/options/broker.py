@@ -168,11 +168,18 @@ def _is_bound(queue: Any, exchange: str, key: str) -> bool:
 
 def _is_routed(kind: str, pattern: str, key: str) -> bool:
     if kind == "topic":
-        words = {"*": r"[^.]+", "#": r".*"}
-        parts = (words.get(word, re.escape(word)) for word in pattern.split("."))
-        text = r"\.".join(parts).replace(r"\..*", r"(\..*)?")
-        return re.fullmatch(text, key) is not None
+        return _matches(pattern.split("."), key.split("."))
     return kind not in ("", "direct") or pattern == key
+
+
+def _matches(pattern: list[str], words: list[str]) -> bool:
+    """Tell whether a topic has these words: ``*`` is one of them, ``#`` any number."""
+    if not pattern:
+        return not words
+    first, *rest = pattern
+    if first == "#":
+        return any(_matches(rest, words[n:]) for n in range(len(words) + 1))
+    return bool(words) and first in ("*", words[0]) and _matches(rest, words[1:])
 
 
 def broker_errors(app: Celery) -> tuple[type[BaseException], ...]:

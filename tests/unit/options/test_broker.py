@@ -131,6 +131,8 @@ def test_refusal_of_the_broker_is_an_error_of_it() -> None:
         ("topic", "own.#", "own.eu.now"),
         ("topic", "own.#", "own"),
         ("topic", "*.eu.*", "own.eu.now"),
+        ("topic", "#.now", "now"),
+        ("topic", "own.#.now", "own.now"),
         ("headers", "", "any"),
     ],
 )
