@@ -153,10 +153,7 @@ def publish(  # noqa: PLR0913  (called in one place)
     resolved = runtime.options(task.name, task.lock_options)
     claims = Claims(runtime.redlock)
     seconds = _seconds_to_wait(task, options, resolved.task.claim_seconds)
-    called, has_no_id = _called.get()
-    has_new_id = called is task and has_no_id  # of a base class, and not of a caller
-    names = [name for name in _OF_A_CANVAS if name != "task_id" or not has_new_id]
-    if any(options.get(name) for name in names):
+    if _is_of_a_canvas(task, options):
         if resolved.task.is_claimed:
             options = _with_claim_retaken(task, key, options, claims, seconds)
         return send(**options)
@@ -184,6 +181,17 @@ def publish(  # noqa: PLR0913  (called in one place)
     duplicate = _DuplicateCall(task, conflict, here, decision, send_job)
     duplicate.announce()
     return decision.perform(duplicate)
+
+
+def _is_of_a_canvas(task: Task, options: Mapping[str, Any]) -> bool:
+    """Tell whether another call may wait for the result of this id already."""
+    called, has_no_id = _called.get()
+    has_new_id = called is task and has_no_id  # of a base class, and not of a caller
+    return any(
+        options.get(name)
+        for name in _OF_A_CANVAS
+        if name != "task_id" or not has_new_id
+    )
 
 
 def _is_beat() -> bool:
