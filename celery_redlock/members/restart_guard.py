@@ -32,10 +32,10 @@ docs/explanation/why-it-is-safe.md says what that rests on.
 
 The server judges itself, inside the script that votes, so all of this holds through
 proxies and connection pools. Everything it knows of itself is one hash: to lose a part
-of it is to lose all. The hash may come back with an old memory. So it names two things
-that no key can hold: the process (``run_id``), and the history of its data
-(``master_replid``), which is another one after each time as a replica. And it has the
-number of keys that the process had evicted: another one may have been a lock.
+of it is to lose all. The hash may come back with an old memory. So it names what no key
+can hold: the memory of a master (``master_replid``), which a server names anew when it
+starts and when it is promoted. And it has the number of keys that the process had
+evicted: another one may have been a lock.
 
 The waits begin when the change is noted. Of a process that proves that it has never
 voted they begin with the process: it has refused every view since then, and what an

@@ -447,7 +447,7 @@ def _unreachable(label: str, reason: str) -> NodeReport:
 def _status_of(client: NodeClient, redlock: Redlock) -> NodeStatus:
     """Return the present status of the node at the other end of this connection."""
     guard = redlock.guard
-    fields = ("config", "run_id", "votes", "quarantine_until", "replid", "evicted")
+    fields = ("config", "votes", "quarantine_until", "replid", "evicted")
     info_text, meta, time = client.ask(
         ("INFO",), ("HMGET", guard.keys.meta, *fields), ("TIME",)
     )
@@ -520,11 +520,7 @@ def _state(
     unfit = client.facts.unfit_because
     is_new = config in ("", JOINED)
     is_other = not is_new and not _has_our_settings(guard, meta)
-    names = {
-        "run_id": "run_id",
-        "replid": "master_replid",
-        "evicted": "evicted_keys",
-    }
+    names = {"replid": "master_replid", "evicted": "evicted_keys"}
     has_lost = guard.enabled and any(
         meta.get(name, "") != info.get(told, "") for name, told in names.items()
     )

@@ -13,11 +13,11 @@ local closed, planned = ARGV[1], ARGV[2]
 
 local state = read_state(meta, 'aborted', 'view')
 local new = view_of(planned)
-local present = view_of(state[1] or '') or view_of(state[10] or '')
+local present = view_of(state[1] or '') or view_of(state[9] or '')
 if is_without_memory(state) then return {UNSYNCED, ''} end
 if not own_member(new, state[4]) or present and present.deployment == new.deployment
    and not precedes({present.epoch, present.nonce}, {new.epoch, new.nonce}) then
   return {MISCONFIGURED, state[1]}
 end
-mark_aborted(meta, state[9], closed)
+mark_aborted(meta, state[8], closed)
 return {GRANTED, 0}

@@ -20,14 +20,14 @@ if is_without_memory(state) then return {UNSYNCED, ''} end
 if config == planned then return {GRANTED, 0} end
 if config ~= closed then
   local is_free = config == JOINED or
-    not state[9] and is_aborted(state[10], config)
-  if is_aborted(state[10], closed) then return {MISCONFIGURED, 'aborted'} end
+    not state[8] and is_aborted(state[9], config)
+  if is_aborted(state[9], closed) then return {MISCONFIGURED, 'aborted'} end
   if config == old then
     if not votes then return {UNSYNCED, identity} end
     -- Without the guard, the names may be those of an earlier process.
-    local run_id, replid, evicted = present_names()
-    redis.call('HSET', meta, 'config', closed, 'view', old, 'run_id', run_id,
-      'replid', replid, 'evicted', evicted, 'quarantine_ms', quarantine_ms,
+    local replid, evicted = present_names()
+    redis.call('HSET', meta, 'config', closed, 'view', old, 'replid', replid,
+      'evicted', evicted, 'quarantine_ms', quarantine_ms,
       'quarantine_until', string.format('%.0f', now_ms() + quarantine_ms))
     redis.call('HDEL', meta, 'votes')
     return {QUARANTINED, tonumber(quarantine_ms)}
@@ -38,7 +38,7 @@ if config ~= closed then
   redis.call('HSET', meta, 'config', closed)
   return {FREE}
 end
-if is_aborted(state[10], closed) then return {MISCONFIGURED, 'aborted'} end
+if is_aborted(state[9], closed) then return {MISCONFIGURED, 'aborted'} end
 local left = quarantine_left(state[5])
 if left == 0 then return {FREE} end
 return {QUARANTINED, left}

@@ -22,7 +22,7 @@ local view, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 
 local state = read_state(meta)
 local refused = refusal(state, view)
-local is_member = state[1] == view and state[2] and state[4] and state[6] and state[7]
+local is_member = state[1] == view and state[2] and state[4] and state[6]
 if refused and (not is_member or may_be_copy()) then return refused end
 -- include shared/held.lua
 if refused and ours < locks then return refused end

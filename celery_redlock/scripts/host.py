@@ -330,8 +330,7 @@ class _LuaRuntime:
             uptime = 0
             if started_ms is not None:
                 uptime = (self._keys.now_us() // 1000 - started_ms) // 1000
-            names = self._keys.run_id, uptime
-            return b"run_id:%b\r\nuptime_in_seconds:%d\r\n" % names
+            return b"uptime_in_seconds:%d\r\n" % uptime
         if section == b"replication":
             offset = 0 if self._keys.may_be_copy() else -1
             return b"role:master\r\nmaster_replid:%b\r\nsecond_repl_offset:%d\r\n" % (

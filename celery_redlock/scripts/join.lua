@@ -22,14 +22,14 @@ if is_without_memory(state) or state[1] == forget then
   if string.find(redis.call('INFO', 'replication'), 'role:slave', 1, true) then
     return {UNSYNCED, ''}
   end
-  -- Servers that get the same message have different run ids.
-  local run_id, replid, evicted = present_names()
-  local identity = random .. string.sub(run_id, 1, 8)
+  -- Servers that get the same message have different names.
+  local replid, evicted = present_names()
+  local identity = random .. string.sub(replid, 1, 8)
   local started = proven_start()
   redis.call('HDEL', meta, 'votes', 'quarantine_until', 'quarantine_ms', 'view', 'aborted',
     'started', 'looked')
-  redis.call('HSET', meta, 'config', JOINED, 'run_id', run_id, 'replid', replid,
-    'evicted', evicted, 'identity', identity)
+  redis.call('HSET', meta, 'config', JOINED, 'replid', replid, 'evicted', evicted,
+    'identity', identity)
   if started then
     redis.call('HSET', meta, 'started', string.format('%.0f', started))
   end
@@ -46,4 +46,4 @@ for i = 1, #fields, 2 do
   end
 end
 return {GRANTED, 0, state[1], state[4] or '', state[3] and 1 or 0,
-  state[9] or '', state[10] or ''}
+  state[8] or '', state[9] or ''}

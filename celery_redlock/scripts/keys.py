@@ -33,8 +33,8 @@ and that is noticed.
 ``config``            the view that clients must have (``members.view``), or why it has
                       none
 ``identity``          of the server: another one after each loss of memory
-``run_id``            the server process that was given this identity
-``replid``            the history of its data, as replication knows it
+``replid``            the memory that was given this identity: each start and each
+                      promotion of a server names it anew
 ``evicted``           how many keys the process had evicted when it got the identity
 ``looked``            when a script looked last at its policy, in ms since 1970
 ``started``           since when the process runs, if it had never voted when it

@@ -54,8 +54,8 @@ class Keyspace:
     the keys, and a key that has not expired at its start does not expire.
 
     Attributes:
-        run_id: Another name after each start that may have lost keys (INFO).
-        replid: Another name after replication may have replaced keys; b"": none can.
+        replid: The name of its memory: another one after each start that may have lost
+            keys, and after replication may have replaced them (INFO).
         evicted: Number of keys that the process has evicted (INFO); b"": it never does.
         evicts: Policy by which the process may evict keys now; b"" if it may not.
 
@@ -63,7 +63,7 @@ class Keyspace:
         WrongType: From every method that reads or changes a key of another type.
     """
 
-    run_id = replid = evicted = evicts = b""
+    replid = evicted = evicts = b""
     _latest_ms = 0  # the latest that the clock may show: from there a ttl counts
     _least_left_ms = 0  # of a key that is there
 

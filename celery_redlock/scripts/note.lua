@@ -45,7 +45,7 @@ if old and (not is_first or votes and old.deployment ~= new.deployment or
   return {MISCONFIGURED, config}
 end
 local since = now_ms()
-if config == JOINED and state[9] then since = math.min(since, tonumber(state[9])) end
+if config == JOINED and state[8] then since = math.min(since, tonumber(state[8])) end
 redis.call('HDEL', meta, 'votes', 'started') -- first: see shared/proof.lua
 redis.call('HSET', meta, 'quarantine_ms', quarantine_ms, 'quarantine_until',
   string.format('%.0f', since + quarantine_ms))

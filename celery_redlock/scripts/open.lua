@@ -20,7 +20,7 @@ local config, identity = state[1], state[4]
 if is_without_memory(state) then return {UNSYNCED, ''} end
 if config == planned then return {GRANTED, 0} end
 local new = view_of(planned)
-if config ~= closed or is_aborted(state[9], closed) or not own_member(new, identity) then
+if config ~= closed or is_aborted(state[8], closed) or not own_member(new, identity) then
   return {MISCONFIGURED, config}
 end
 local left = quarantine_left(state[5])

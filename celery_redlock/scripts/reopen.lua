@@ -15,10 +15,10 @@ local closed = ARGV[1]
 
 local state = read_state(meta, 'view', 'aborted')
 if is_without_memory(state) then return {UNSYNCED, ''} end
-if state[1] ~= closed or not state[9] then return {FREE} end
+if state[1] ~= closed or not state[8] then return {FREE} end
 note_vote(meta)
-mark_aborted(meta, state[10], closed)
+mark_aborted(meta, state[9], closed)
 raise_counters(meta, 2)
-redis.call('HSET', meta, 'config', state[9], 'votes', '1')
+redis.call('HSET', meta, 'config', state[8], 'votes', '1')
 redis.call('HDEL', meta, 'view', 'quarantine_until', 'quarantine_ms')
 return {GRANTED, 0}

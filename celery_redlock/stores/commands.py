@@ -87,7 +87,8 @@ def run(command: Command, keys: StoreKeyspace) -> Any:
 
 def _of_the_store(verb: bytes, words: Sequence[bytes], keys: StoreKeyspace) -> Any:
     if verb == b"INFO":
-        fields = {"run_id": keys.run_id.decode(), **keys.loader.info}
+        name = keys.replid.decode()
+        fields = {"run_id": name, "master_replid": name, **keys.loader.info}
         return "".join(f"{name}:{text}\r\n" for name, text in fields.items()).encode()
     if verb == b"SCAN":  # a store reads all keys in one go
         options = dict(zip(words[1::2], words[2::2], strict=False))

@@ -243,7 +243,7 @@ class Etcd(CompareAndSwapStore):
     def _keyspace(
         self, needs: Needs, cells: Sequence[Cell], loader: Etcd | None
     ) -> StoreKeyspace:
-        keys = StoreKeyspace(loader, run_id=self._run_id, time=self._time())
+        keys = StoreKeyspace(loader, replid=self._replid, time=self._time())
         keys.enter({*needs.names, *needs.fields}, cells)
         return keys
 
@@ -270,7 +270,7 @@ class Etcd(CompareAndSwapStore):
     def _cells_of(self, reply: dict[str, Any]) -> list[Cell]:
         if not self._revision:
             self._revision = reply["header"]["revision"]
-            self._run_id = reply["header"]["cluster_id"].encode()
+            self._replid = reply["header"]["cluster_id"].encode()
         cells = []
         for response in reply.get("responses", ()):
             for kv in response["response_range"].get("kvs", ()):
@@ -384,7 +384,7 @@ class Etcd(CompareAndSwapStore):
                 return False
             raise
         header = reply["header"]
-        if header["cluster_id"].encode() != self._run_id:
+        if header["cluster_id"].encode() != self._replid:
             raise StoreError("was replaced by another cluster; is there a proxy?")
         if not reply.get("succeeded", False):
             self._forget({*needs.names, *needs.fields})

@@ -118,8 +118,8 @@ class StoreKeyspace(Keyspace):
     Args:
         loader: Loads keys that were not loaded before. None: nothing was read, and who
             asks for more raises `NotRemembered`, as its cells would be of another time.
-        run_id: The name of the server, which another one has after it may have lost
-            keys.
+        replid: The name of the memory of the store: another one after it may have
+            lost keys.
         time: What the clock of the store says.
         sees_ended: Whether a string that has ended is still there, for a millisecond.
 
@@ -135,14 +135,14 @@ class StoreKeyspace(Keyspace):
         self,
         loader: Loader | None,
         *,
-        run_id: bytes,
+        replid: bytes,
         time: ServerTime,
         sees_ended: bool = False,
     ) -> None:
         super().__init__()
         self.changes = Changes()
         self.is_changed = False
-        self.run_id = run_id
+        self.replid = replid
         self.time = time
         self._loader = loader
         self._now_ms = time.earliest_us // 1000

@@ -382,7 +382,7 @@ class PostgreSQL:
             return None  # of these, only the heads are known
         keys = StoreKeyspace(
             None,
-            run_id=self._identifier + found.place,
+            replid=self._identifier + found.place,
             time=ServerTime(found.now_us, found.now_us),
         )
         keys.enter(needs.names, found.cells, needs.fields)
@@ -442,7 +442,7 @@ class PostgreSQL:
         self._told(now_us, place, int.from_bytes(process, "big"), sent_at)
         keys = StoreKeyspace(
             self,
-            run_id=self._identifier + place,
+            replid=self._identifier + place,
             time=ServerTime(now_us, now_us),
             sees_ended=sees_ended,
         )

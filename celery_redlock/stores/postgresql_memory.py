@@ -68,15 +68,15 @@ class AssumedKeyspace(StoreKeyspace):
     The ends that scripts write are in milliseconds from the moment of the comparison.
 
     Args:
-        run_id: As it was last.
+        replid: Of the server, as it was last.
         time: The time that scripts see. They may not ask for it if it is inexact.
 
     Attributes:
         is_timed: Whether a script has asked for the time.
     """
 
-    def __init__(self, *, run_id: bytes, time: ServerTime) -> None:
-        super().__init__(None, run_id=run_id, time=time)
+    def __init__(self, *, replid: bytes, time: ServerTime) -> None:
+        super().__init__(None, replid=replid, time=time)
         self._latest_ms = 0
         self.is_timed = False
         self._has_time = time.latest_us - time.earliest_us < _MOST_LATE_US
@@ -183,19 +183,19 @@ class Memory:
         self._renewals: dict[bytes, _Renewal] = {}  # by lock, as of these states
         self._clock = ServerClock()
 
-    def assume(self, needs: Needs, run_id: bytes) -> Assumption | None:
+    def assume(self, needs: Needs, replid: bytes) -> Assumption | None:
         """Return what to assume of the keys that are needed; None if that is unknown.
 
         Args:
             needs: Of some scripts.
-            run_id: Of the server, without the place.
+            replid: Of the server, without the place.
         """
         if not self.place or needs.is_read or needs.large or needs.rare & self._seen:
             return None
         if needs.names - needs.own - needs.rare:
             return None
         time = self._clock.read(SYSTEM_CLOCK.monotonic())
-        keys = AssumedKeyspace(run_id=run_id + self.place, time=time)
+        keys = AssumedKeyspace(replid=replid + self.place, time=time)
         said: list[Said] = []
         for name in needs.names:
             if value := self.locks.get(name):

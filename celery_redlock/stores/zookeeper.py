@@ -180,7 +180,7 @@ class ZooKeeper(CompareAndSwapStore):
         # Rare keys, and locks of others, that were there when last read.
         self._seen: set[bytes] = set()
         try:
-            self._run_id = self._identity()
+            self._replid = self._identity()
             denied = self._denied()
         except StoreError:
             self.close()
@@ -287,7 +287,7 @@ class ZooKeeper(CompareAndSwapStore):
         breaks = self._breaks
         if self._identified_until != breaks:
             # kazoo has a new session by itself; the ensemble may be another one.
-            self._run_id, self._clock = self._identity(), ServerClock()
+            self._replid, self._clock = self._identity(), ServerClock()
             self._identified_until = breaks
         self._begin()
         # Else a server that is behind would tell of a lock that was released. The reads
@@ -313,7 +313,7 @@ class ZooKeeper(CompareAndSwapStore):
         if has_ended(cells, time):
             # By a clock that was set back meanwhile, it may not have.
             time = self._time(is_asked=True)
-        keys = StoreKeyspace(self, run_id=self._run_id, time=time)
+        keys = StoreKeyspace(self, replid=self._replid, time=time)
         keys.enter([*needs.names, *parts], cells)
         if len(self._seen) > _REMEMBERED:
             self._seen.clear()
@@ -390,7 +390,7 @@ class ZooKeeper(CompareAndSwapStore):
         time = self._time()
         if has_ended(cells, time):
             return None
-        keys = StoreKeyspace(None, run_id=self._run_id, time=time)
+        keys = StoreKeyspace(None, replid=self._replid, time=time)
         keys.enter([*needs.names, *needs.fields], cells)
         return keys
 

@@ -36,7 +36,7 @@ class MemoryKeyspace(Keyspace):
 
     Args:
         clock: The time of the node.
-        run_id: The first value of ``run_id``.
+        replid: The first name of its memory.
         publish: As for `MemoryNode`.
 
     Attributes:
@@ -44,17 +44,17 @@ class MemoryKeyspace(Keyspace):
     """
 
     def __init__(
-        self, clock: NodeClock, run_id: str, publish: Callable[[bytes, bytes], int]
+        self, clock: NodeClock, replid: str, publish: Callable[[bytes, bytes], int]
     ) -> None:
         super().__init__()
         self._clock = clock
         self._publish = publish
-        self.begin(run_id.encode())
+        self.begin(replid.encode())
         self.look_at_clock()
 
-    def begin(self, run_id: bytes) -> None:
+    def begin(self, replid: bytes) -> None:
         """Begin as a new process: it has never voted."""
-        self.run_id = self.replid = run_id
+        self.replid = replid
         self.evicted, self.evicts = b"0", b""
         self.started_ms: int | None = self.now_us() // 1000
         self._was_replica = False
@@ -115,7 +115,7 @@ class MemoryKeyspace(Keyspace):
         return entry
 
 
-def _new_run_id() -> str:
+def _new_replid() -> str:
     return secrets.token_hex(20)
 
 
@@ -130,7 +130,7 @@ class MemoryNode:
 
     Args:
         clock: Its ``monotonic`` counts ttls, its ``wall`` is the node's TIME.
-        new_run_id: Returns the name of a new server process.
+        new_replid: Returns the name of the memory of a new server process.
         publish: Sends a message to the subscribers of a channel and returns how many
             there are; by default there is none.
 
@@ -146,17 +146,17 @@ class MemoryNode:
         self,
         clock: NodeClock = SYSTEM_CLOCK,
         *,
-        new_run_id: Callable[[], str] = _new_run_id,
+        new_replid: Callable[[], str] = _new_replid,
         publish: Callable[[bytes, bytes], int] = _no_subscribers,
     ) -> None:
-        self._new_run_id = new_run_id
-        self.redis = MemoryKeyspace(clock, new_run_id(), publish)
+        self._new_replid = new_replid
+        self.redis = MemoryKeyspace(clock, new_replid(), publish)
         self._host = _host()
 
     @property
-    def run_id(self) -> str:
-        """The name of the present server process; a restart changes it."""
-        return self.redis.run_id.decode()
+    def replid(self) -> str:
+        """The name of its memory; a restart and a promotion change it."""
+        return self.redis.replid.decode()
 
     def execute(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
         """Run one script and return the raw reply: ints, bytes, lists.
@@ -173,8 +173,8 @@ class MemoryNode:
         return self._host.run(script, _words(keys), _words(args), self.redis)
 
     def restart(self, *, keep_memory: bool = False) -> None:
-        """Become a new process: another run id and, by default, no keys."""
-        self.redis.begin(self._new_run_id().encode())
+        """Become a new process: another replid and, by default, no keys."""
+        self.redis.begin(self._new_replid().encode())
         if not keep_memory:
             self.redis.clear()
 

@@ -149,14 +149,8 @@ class Subject(ABC):
         self.hdel(self.meta, "looked")
 
     @property
-    def run_id(self) -> bytes:
-        """The name of the server process."""
-        run_id: bytes = self.keys.run_id
-        return run_id
-
-    @property
     def replid(self) -> bytes:
-        """The name of the history of its data; b"" where it has none."""
+        """The name of its memory."""
         replid: bytes = self.keys.replid
         return replid
 
@@ -755,10 +749,11 @@ class _ServerKeys:
         self._connection = parse_node(url).connection(SOON)
         self._connection.connect()
         self._reader = new_reader()
-        info = self._call("INFO", "server")
-        self.run_id: bytes = info.partition(b"run_id:")[2].split()[0]
-        info = self._call("INFO", "replication")
-        self.replid: bytes = (info.partition(b"master_replid:")[2].split() or [b""])[0]
+
+    @property
+    def replid(self) -> bytes:
+        info: bytes = self._call("INFO", "replication")
+        return info.partition(b"master_replid:")[2].split()[0]
 
     def disconnect(self) -> None:
         self._connection.disconnect()

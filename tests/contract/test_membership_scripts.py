@@ -56,7 +56,7 @@ NEXT = view(epoch="2.bb")  # the next epoch, founded
 
 def seem_restarted(subject: Subject) -> None:
     """Let the memory of a node be that of an earlier process."""
-    subject.hset(subject.meta, "run_id", "0" * 40)
+    subject.hset(subject.meta, "replid", "0" * 40)
 
 
 def lose_memory(subject: Subject) -> None:
@@ -342,7 +342,7 @@ def test_memory_of_an_older_version_is_refused_and_never_lost(
     """Clients of that version may hold locks. Only `forget` ends it."""
     config += guarded
     subject.hset(subject.meta, "config", config)
-    subject.hset(subject.meta, "run_id", "0" * 40)
+    subject.hset(subject.meta, "replid", "0" * 40)
     refused = [MISCONFIGURED, config.encode()]
 
     for call in (*VOTES, "note", "counters", "sync", "initialize"):
@@ -378,7 +378,7 @@ def test_node_without_memory_only_joins(
         assert is_unchanged(subject, ask) == [UNSYNCED, b""], call
 
 
-@pytest.mark.parametrize("field", ["config", "run_id", "identity"])
+@pytest.mark.parametrize("field", ["config", "replid", "identity"])
 @pytest.mark.parametrize("config", [CONFIG, UNGUARDED])
 def test_part_of_a_memory_is_none(subject: Subject, config: str, field: str) -> None:
     """The node cannot tell what else is lost: it joins anew."""
@@ -397,11 +397,11 @@ def test_restart_ends_the_vote(subject: Subject, *, keep_memory: bool) -> None:
     """Also with memory: it may lack its last writes. What it has, it renews."""
     subject.admit()
     subject.acquire(config=CONFIG)
-    before = subject.run_id
+    before = subject.replid
 
     subject.restart(keep_memory=keep_memory)
 
-    assert subject.run_id != before
+    assert subject.replid != before
     assert subject.acquire(OTHER, config=CONFIG) == [UNSYNCED, b""]
     kept = RENEWED if keep_memory else [UNSYNCED, b""]
     assert subject.extend(config=CONFIG) == kept
@@ -412,11 +412,11 @@ def test_master_that_was_a_replica_has_no_vote(subject: Subject) -> None:
     """The process is the same, and the other server may have given it an old memory."""
     subject.admit()
     subject.acquire(config=CONFIG)
-    before = subject.run_id
+    before = subject.replid
 
     subject.promote()
 
-    assert subject.run_id == before
+    assert subject.replid != before
     assert subject.acquire(OTHER, config=CONFIG) == [UNSYNCED, b""]
     assert subject.extend(config=CONFIG) == [UNSYNCED, b""]
     assert subject.join()[2] == JOINED.encode()
@@ -426,11 +426,11 @@ def test_flush_ends_the_vote(subject: Subject) -> None:
     """The process is the same; all that it knew of itself is gone with all locks."""
     subject.admit()
     subject.acquire(config=CONFIG)
-    before = subject.run_id
+    before = subject.replid
 
     subject.flush()
 
-    assert subject.run_id == before
+    assert subject.replid == before
     assert subject.acquire(OTHER, config=CONFIG) == [UNSYNCED, b""]
 
 
@@ -659,18 +659,17 @@ def test_waits_that_a_clock_stored_that_was_ahead_begin_anew(
 
 
 def test_join_gives_an_identity_and_no_view(subject: Subject) -> None:
-    """The identity has a random part and names the process; nothing else is there."""
+    """The identity has a random part and names the memory; nothing else is there."""
     reply = subject.join(random="abcd0123")
 
-    identity = b"abcd0123" + subject.run_id[:8]
+    identity = b"abcd0123" + subject.replid[:8]
     assert reply == [GRANTED, 0, JOINED.encode(), identity, 0, b"", b""]
     stored = subject.hgetall(subject.meta)
-    assert stored.pop(b"replid", b"") == subject.replid
     stored.pop(b"started", None)
     stored.pop(b"evicted", None)
     assert stored == {
         b"config": JOINED.encode(),
-        b"run_id": subject.run_id,
+        b"replid": subject.replid,
         b"identity": identity,
     }
 

@@ -194,7 +194,7 @@ changes = [
         field=stripes,
         value=counters | st.sampled_from(["", "x", "3.0", "1e3"]),
     ),
-    call("lose_field", field=st.sampled_from(["config", "run_id", "identity"])),
+    call("lose_field", field=st.sampled_from(["config", "replid", "identity"])),
     call("seem_restarted"),
     call("flush"),
 ]
@@ -260,9 +260,9 @@ def count(subject: Subject, field: str, value: Any) -> None:
 
 
 def seem_restarted(subject: Subject) -> None:
-    """Write the run id of another process, unless the key has another type."""
+    """Write the name of another memory, unless the key has another type."""
     if isinstance(subject.read(subject.meta), dict | None):
-        subject.hset(subject.meta, "run_id", "an earlier process")
+        subject.hset(subject.meta, "replid", "another memory")
 
 
 def lose_field(subject: Subject, field: str) -> None:
@@ -336,10 +336,10 @@ def perform(subject: Subject, name: str, named: dict[str, Any], now_us: int) -> 
 
 
 def without_identity(subject: Subject, item: Any) -> Any:
-    """Return bytes in which the identity and the run id are replaced."""
+    """Return bytes in which the identity and the name of the memory are replaced."""
     if not isinstance(item, bytes):
         return item
-    return item.replace(subject.run_id, b"ours").replace(subject.run_id[:8], b"ours")
+    return item.replace(subject.replid, b"ours").replace(subject.replid[:8], b"ours")
 
 
 def plain(subject: Subject, name: str, reply: Any) -> tuple[Any, int]:
@@ -392,8 +392,8 @@ def contents(subject: Subject) -> dict[str, Any]:
         found["meta"] = {
             field: without_identity(subject, value)
             for field, value in found["meta"].items()
-            # Some are read from clocks; a store has no replid,
-            # evicts nothing, and has no start.
+            # Some are read from clocks or are names; a store evicts nothing, and has
+            # no start.
             if field not in (b"quarantine_until", b"replid", b"evicted", b"started")
             and not field.startswith(b"known:")
         }

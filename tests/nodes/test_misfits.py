@@ -98,7 +98,7 @@ def test_node_that_becomes_a_replica_loses_its_vote(
 def test_writable_replica_loses_its_vote_with_its_memory(
     start_nodes: StartNodes, key: str
 ) -> None:
-    """It votes until it has the keys of its master, and never again.
+    """It has the identity and the name of its master, and is a replica: no vote.
 
     The writes of its master may overwrite a lock on it at any time. A node that
     restarts later shows when a node that has lost its memory would vote.

@@ -244,7 +244,7 @@ class SimConnection(transport.Connection):
         self.reader = new_reader()
         self.unsent = bytearray()
         self.events, self.is_tls = _READ, False
-        self.facts = transport.NodeFacts(connection.server.node.run_id, "7.0.15", "")
+        self.facts = transport.NodeFacts(connection.server.node.replid, "7.0.15", "")
         self.has_scripts = True  # which is wrong at first, and after SCRIPT FLUSH
         options: Any = _Options()
         self.connection = options

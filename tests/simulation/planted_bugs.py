@@ -443,10 +443,9 @@ def _open_lifts_quarantine() -> _Patches:
         store: Keyspace, keys: list[bytes], args: list[bytes], _right: _Right
     ) -> Any:
         (meta,), (_, planned, *_) = keys, args
-        present = store.hgetall(meta).get(b"identity") or store.run_id[:8]
+        present = store.hgetall(meta).get(b"identity") or store.replid[:8]
         fields = {b"config": planned, b"votes": b"1"}
-        fields |= {b"run_id": store.run_id, b"replid": store.replid}
-        fields |= {b"evicted": store.evicted}
+        fields |= {b"replid": store.replid, b"evicted": store.evicted}
         fields |= {b"identity": present}
         store.hset(meta, fields)
         store.hdel(meta, b"quarantine_until")

@@ -71,7 +71,7 @@ class Server:
         self.place = name.removesuffix("b")
         self.clock = clock
         self.node = MemoryNode(
-            clock, new_run_id=self._next_run_id, publish=self._publish
+            clock, new_replid=self._next_replid, publish=self._publish
         )
         self.is_up = True
         self.is_unreachable = False
@@ -82,7 +82,7 @@ class Server:
         self._subscribers: dict[bytes, list[Connection]] = {}
         self._snapshot: dict[bytes, Any] = {}
 
-    def _next_run_id(self) -> str:
+    def _next_replid(self) -> str:
         self.starts += 1
         return hashlib.sha1(
             f"{self.name} {self.starts}".encode(), usedforsecurity=False
@@ -230,7 +230,7 @@ class Server:
     def votes(self) -> bool:
         """Whether it votes for clients with its view in this process."""
         redis = self.node.redis
-        is_same = redis.hget(_META, b"run_id") == redis.run_id
+        is_same = redis.hget(_META, b"replid") == redis.replid
         return is_same and redis.hget(_META, b"votes") is not None
 
     @property

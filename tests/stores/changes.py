@@ -16,7 +16,7 @@ FAR = 9 * 10**15  # a fence above all times until 2255
 WITHOUT_VOTE = [UNSYNCED, b"me"]
 CHANGED: dict[str, tuple[list[bytes], list[Any]]] = {
     "config": ([b"HSET", b"?", b"config", b"another"], [MISCONFIGURED, b"another"]),
-    "run_id": ([b"HSET", b"?", b"run_id", b"another"], [UNSYNCED, b""]),
+    "replid": ([b"HSET", b"?", b"replid", b"another"], [UNSYNCED, b""]),
     "votes": ([b"HDEL", b"?", b"votes"], WITHOUT_VOTE),
     "identity": ([b"HDEL", b"?", b"identity"], [UNSYNCED, b""]),
     "floor": ([b"HSET", b"?", b"floor", b"%d" % (FAR - 1)], [GRANTED, FAR]),

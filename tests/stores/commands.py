@@ -41,9 +41,9 @@ def once_before(
 def vote(store: Any, meta: bytes) -> None:
     """Have the store vote in `VIEW`, with a counter in the stripes 3 and 4."""
     (info,) = store.run([[b"INFO"]])
-    run_id = info.partition(b"run_id:")[2].split()[0]
-    fields = [b"config", VIEW, b"run_id", run_id, b"votes", b"1"]
-    fields += [b"identity", b"me", b"replid", b"", b"evicted", b""]
+    replid = info.partition(b"master_replid:")[2].split()[0]
+    fields = [b"config", VIEW, b"replid", replid, b"votes", b"1"]
+    fields += [b"identity", b"me", b"evicted", b""]
     fields += [b"floor", b"5", b"3", b"7", b"4", b"7"]
     store.run([[b"HSET", meta, *fields]])
 

@@ -548,7 +548,7 @@ def test_reply_of_another_cluster_is_no_grant(
     lock = key.encode()
     with closing(Etcd(member.url, TIMEOUT)) as store:
         meta = ready(store, lock)
-        before = lambda: setattr(store, "_run_id", b"1")  # noqa: E731
+        before = lambda: setattr(store, "_replid", b"1")  # noqa: E731
         once_before(monkeypatch, store, "_commit", before)
         with pytest.raises(StoreError, match="was replaced by another cluster"):
             store.run([acquire_now(lock, meta, b"ours", b"3")])

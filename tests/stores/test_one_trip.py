@@ -260,7 +260,7 @@ def test_several_locks_of_other_stripes_take_one_round_trip(site: Site) -> None:
 CHANGES = {
     "the node has another view": ("value = 'x'", "meta", b".config"),
     "the node is no longer in a vote": ("field = '.gone'", "meta", b".votes"),
-    "the server is another one": ("value = 'x'", "meta", b".run_id"),
+    "the server is another one": ("value = 'x'", "meta", b".replid"),
     "the counter is higher": ("value = '9000000000000000'", "meta", b".3"),
     "the floor is higher": ("value = '9000000000000000'", "meta", b".floor"),
     "the lock has ended": ("expires_at = 1", "a", b""),

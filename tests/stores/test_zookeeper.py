@@ -488,18 +488,18 @@ def test_session_remembers_nothing_across_a_break(
     until(lambda: store._client.connected)  # noqa: SLF001
     act = lambda: store.run([release(lock, b"ours")])  # noqa: E731
     sent = requests_of(monkeypatch, store, act)
-    run_id, time = "GetData", "SetData"
-    assert sent == [run_id, "Sync", "GetData", "GetData", time, "Transaction"]
+    replid, time = "GetData", "SetData"
+    assert sent == [replid, "Sync", "GetData", "GetData", time, "Transaction"]
 
 
-def test_session_reads_the_run_id_again_after_a_break(
+def test_session_reads_the_replid_again_after_a_break(
     connect: Callable[[], ZooKeeper],
 ) -> None:
     """It may be connected to an ensemble that was made anew, and has forgotten."""
     store, other = connect(), connect()
     meta = b"anew:meta"
     vote(store, meta)
-    run_id = other._client.get(zookeeper._ID)[0]  # noqa: SLF001
+    replid = other._client.get(zookeeper._ID)[0]  # noqa: SLF001
     other._client.set(zookeeper._ID, b"made-anew")  # noqa: SLF001
     try:
         assert store.run([acquire(b"anew:1", meta, b"a", b"3")])[0][0] == GRANTED
@@ -507,7 +507,7 @@ def test_session_reads_the_run_id_again_after_a_break(
         until(lambda: store._breaks and store._client.connected)  # noqa: SLF001
         reply = store.run([acquire(b"anew:2", meta, b"b", b"3")])[0]
     finally:
-        other._client.set(zookeeper._ID, run_id)  # noqa: SLF001
+        other._client.set(zookeeper._ID, replid)  # noqa: SLF001
     assert reply[0] == UNSYNCED
 
 
@@ -615,7 +615,7 @@ def test_server_that_hangs_costs_a_process_one_wait(
 
 
 @pytest.mark.long
-def test_zookeeper_has_a_run_id(zookeeper_store: str) -> None:
+def test_zookeeper_has_a_replid(zookeeper_store: str) -> None:
     """Two sessions see one run id, and ``prepare`` keeps it."""
     ZooKeeper.prepare(zookeeper_store, TIMEOUT)
     with (

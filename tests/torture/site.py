@@ -266,9 +266,9 @@ class Site:
         """Tell whether a node has the right to vote, by the keys on it."""
         node = self.nodes.nodes[number]
         # redis-py makes a number of it where it looks like one, as that of etcd does.
-        run_id = str(node.command("INFO", "server")["run_id"])
+        replid = str(node.command("INFO", "replication")["master_replid"])
         meta = node.command("HGETALL", f"{_PREFIX}:meta")
-        return meta.get("run_id") == run_id and "votes" in meta
+        return meta.get("replid") == replid and "votes" in meta
 
     def look_around(self) -> None:
         """Remember the processes that now exist below the workers."""

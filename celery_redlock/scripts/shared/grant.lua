@@ -6,7 +6,7 @@ end
 
 local OWN_TIME = -1 -- in place of a hint: the time of a node that decides alone
 local number = 0
-for i = 9, #state do
+for i = 8, #state do
   local counter = tonumber(state[i])
   if counter and counter > number then number = counter end
 end

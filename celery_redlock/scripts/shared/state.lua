@@ -5,10 +5,10 @@ local JOINED = 'format 4, in no deployment' -- config of a node with only an ide
 
 local LOOK_EVERY_MS = 1000 -- at the policy: one of the longer parts of INFO
 
--- Read what the node knows of itself, and more fields, from the ninth on.
+-- Read what the node knows of itself, and more fields, from the eighth on.
 local function read_state(meta, ...)
-  local state = redis.call('HMGET', meta, 'config', 'run_id', 'votes', 'identity',
-    'quarantine_until', 'replid', 'evicted', 'looked', ...)
+  local state = redis.call('HMGET', meta, 'config', 'replid', 'votes', 'identity',
+    'quarantine_until', 'evicted', 'looked', ...)
   state.meta = meta
   return state
 end
@@ -18,11 +18,9 @@ local function evicted_keys()
   return string.match(redis.call('INFO', 'stats'), 'evicted_keys:(%d+)') or ''
 end
 
--- Return the name of the server process, that of its data, and the number of keys that it
--- has evicted.
+-- Return the name of its memory, and the number of keys that it has evicted.
 local function present_names()
-  return string.match(redis.call('INFO', 'server'), 'run_id:(%w+)'),
-    string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)') or '',
+  return string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)'),
     evicted_keys()
 end
 
@@ -31,10 +29,10 @@ end
 -- at each time, and so is a full one, which cannot store the instant. A store counts no
 -- evicted keys, and has no policy.
 local function has_evicted(state)
-  if state[7] == '' then return false end
-  local counted = 'evicted_keys:' .. state[7] .. '\r\n'
+  if state[6] == '' then return false end
+  local counted = 'evicted_keys:' .. state[6] .. '\r\n'
   if not string.find(redis.call('INFO', 'stats'), counted, 1, true) then return true end
-  local meta, now, looked = state.meta, now_ms(), tonumber(state[8])
+  local meta, now, looked = state.meta, now_ms(), tonumber(state[7])
   if looked and now >= looked and now - looked < LOOK_EVERY_MS then return false end
   local memory = redis.call('INFO', 'memory')
   local policy = string.match(memory, 'maxmemory_policy:([%w-]+)') or 'noeviction'
@@ -47,26 +45,26 @@ local function has_evicted(state)
 end
 
 -- Tell whether the node has lost its memory: it has no identity, or one that was given
--- to an earlier process of the server, or to data that replication has replaced: a server
--- that is made a replica and promoted again has another replid, also where the other server
--- gave it back an old hash with this run_id. So has a server that has evicted a key: it may
--- have been a lock. A part of a memory is none. What another version stored is never lost.
+-- to an earlier process of the server, or to data that replication has replaced. A server
+-- makes up a replid when it starts, and another one when it is promoted. Only a replica may
+-- have one that was in use before: that of its master, or of the file that it has loaded.
+-- So has a server that has evicted a key: it may have been a lock. A part of a memory is
+-- none. What another version stored is never lost.
 --
 -- INFO is one of the few ways for a script to learn that it runs in another process
 -- than before: uptime_in_seconds is wall clock, CONFIG is not allowed. To find a known
 -- value as plain text costs a tenth of a pattern.
 local function is_without_memory(state)
-  local config, run_id, identity = state[1], state[2], state[4]
+  local config, replid, identity = state[1], state[2], state[4]
   if not config then return true end
   if not string.find(config, 'format 4, ', 1, true) then return false end
-  if not run_id or not identity or not state[6] or not state[7] then return true end
+  if not replid or not identity or not state[6] then return true end
   local evicted = has_evicted(state)
   if string.find(config, 'restart guard off', 1, true) then return false end
   if evicted then return true end
-  local server = redis.call('INFO', 'server')
-  if not string.find(server, 'run_id:' .. run_id .. '\r\n', 1, true) then return true end
   local replication = redis.call('INFO', 'replication')
-  return not string.find(replication, 'master_replid:' .. state[6] .. '\r\n', 1, true)
+  return not string.find(replication, 'master_replid:' .. replid .. '\r\n', 1, true) or
+    not string.find(replication, 'role:master\r\n', 1, true)
 end
 
 -- Return why the node has no vote for a client with this view; nil if it has one.

@@ -119,15 +119,15 @@ def test_memory_node_runs_other_scripts_too() -> None:
     assert MemoryNode().execute(another, ["name"], [5]) == [None, b"5"]
 
 
-def test_memory_node_takes_its_run_ids_from_a_function() -> None:
+def test_memory_node_takes_its_replids_from_a_function() -> None:
     """So the simulator can repeat a run."""
     names = iter(["first", "second"])
-    node = MemoryNode(new_run_id=lambda: next(names))
-    assert node.run_id == "first"
+    node = MemoryNode(new_replid=lambda: next(names))
+    assert node.replid == "first"
 
     node.restart()
 
-    assert node.run_id == "second"
+    assert node.replid == "second"
 
 
 # -- all nodes ---------------------------------------------------------------------
@@ -291,14 +291,14 @@ def test_killed_node_refuses_until_it_is_restarted(
     """After the restart it has another run id and, by default, no keys."""
     node = nodes.nodes[0]
     redlock.acquire("k")
-    run_id = node.memory.run_id
+    replid = node.memory.replid
     node.kill()
     assert repr(node) == "<FakeNode node-1:6379/0 dead>"
     assert "refused the connection" in redlock.inspect("k").ballot.reasons()
 
     node.restart()
 
-    assert node.memory.run_id != run_id
+    assert node.memory.replid != replid
     assert holders(nodes)[0] == ""
     assert redlock.inspect("k").ballot.reasons() == ""
 
