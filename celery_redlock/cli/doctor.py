@@ -141,8 +141,7 @@ def _wait(session: Session, seconds: float, *, all_nodes: bool) -> int:
         if votes >= wanted or left <= 0:
             break
         clock.sleep(min(_PAUSE, left))
-    needed = f", {wanted} are needed" if total > 1 and votes < wanted else ""
-    fact = f"{votes_text(votes, total)}{needed}."
+    fact = f"{votes_text(votes, total, wanted if votes < wanted else 0)}."
     lines = [*node_lines(nodes), "", fact[0].upper() + fact[1:]]
     if votes < wanted:
         case = Case(redlock, [NodeReport(it) for it in nodes])

@@ -326,13 +326,19 @@ def node_status(redlock: Redlock) -> list[NodeStatus]:
         statuses = _look(redlock)
     # The view of a node that votes may be another one than that of the others.
     present = present_view(statuses)
-    return [_beside(status, present) for status in statuses]
+    return [
+        replace(it, state=NodeState.OTHER_CONFIG, reason=it.view)
+        if it.state is NodeState.VOTES and it.view != present
+        else it
+        for it in statuses
+    ]
 
 
 def _look(redlock: Redlock) -> list[NodeStatus]:
     nodes = each_answering(redlock, lambda client: _status_of(client, redlock))
     return [
-        nodes.results.get(label) or _silent(label, nodes.unseen[label])
+        nodes.results.get(label)
+        or NodeStatus(label, NodeState.SILENT, nodes.unseen[label])
         for label in redlock.labels
     ]
 
@@ -381,13 +387,6 @@ def present_view(statuses: Iterable[NodeStatus]) -> str:
     return max(sorted(set(views)), key=views.count, default="")
 
 
-def _beside(status: NodeStatus, present: str) -> NodeStatus:
-    """Return the status of a node, judged by the view of most nodes."""
-    if status.state is NodeState.VOTES and status.view != present:
-        return replace(status, state=NodeState.OTHER_CONFIG, reason=status.view)
-    return status
-
-
 def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
     """Inspect each node thoroughly.
 
@@ -430,15 +429,10 @@ def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
     ]
 
 
-def _silent(label: str, reason: str) -> NodeStatus:
-    """Return the status of a node that could not be reached or read."""
-    return NodeStatus(label, NodeState.SILENT, reason)
-
-
 def _unreachable(label: str, reason: str) -> NodeReport:
     _, _, unknown = reason.partition(DOES_NOT_KNOW)
     return NodeReport(
-        _silent(label, reason),
+        NodeStatus(label, NodeState.SILENT, reason),
         denied=(denied,) if (denied := denied_command(reason)) else (),
         unknown=(unknown.lower(),) if unknown else (),
     )
@@ -451,10 +445,12 @@ def _status_of(client: NodeClient, redlock: Redlock) -> NodeStatus:
     info_text, meta, time = client.ask(
         ("INFO",), ("HMGET", guard.keys.meta, *fields), ("TIME",)
     )
-    info = fields_of(_text(info_text))
+    info = fields_of(text_in(info_text))
     values = meta if isinstance(meta, list) else []
     known = {
-        name: _text(value) for name, value in zip(fields, values, strict=False) if value
+        name: text_in(value)
+        for name, value in zip(fields, values, strict=False)
+        if value
     }
     left = 0.0
     if isinstance(time, list) and "quarantine_until" in known:
@@ -482,16 +478,13 @@ def _refusal_to_write(client: NodeClient, redlock: Redlock, view: str) -> str:
         view: That of the node if it should vote now, else "": it has a text to write.
     """
     key = redlock.keys.trial(token := new_base())
+    command: tuple[object, ...] = ("SET", key, "", "PX", _TRIAL_MS)
+    if view:
+        hint = (round(redlock.clock.wall() * _US), redlock.guard.hint_tolerance_us)
+        words = (token, "", _TRIAL_MS, *hint, view, stripe_of(token))
+        command = ("EVAL", ACQUIRE.source, 2, key, redlock.keys.meta, *words)
     try:
-        if not view:
-            (reply,) = client.ask(("SET", key, "", "PX", _TRIAL_MS))
-        else:
-            hint = (round(redlock.clock.wall() * _US), redlock.guard.hint_tolerance_us)
-            words = (token, "", _TRIAL_MS, *hint, view, stripe_of(token))
-            asked = (2, key, redlock.keys.meta, *words)
-            (reply,) = client.ask(("EVALSHA", ACQUIRE.sha, *asked))
-            if isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT"):
-                (reply,) = client.ask(("EVAL", ACQUIRE.source, *asked))
+        (reply,) = client.ask(command)
     except NodeUnreachable as error:
         if not (reason := str(error)).startswith("did not answer"):
             raise
@@ -581,7 +574,7 @@ def _rate(moved: float, watched: float) -> float:
 def _saves(client: NodeClient) -> str:
     # A user with an ACL does not need CONFIG, and the node would log the attempt.
     (reply,) = [None] if client.user else client.ask(("CONFIG", "GET", "save"))
-    return _text(reply[1]) if isinstance(reply, list) and len(reply) > 1 else ""
+    return text_in(reply[1]) if isinstance(reply, list) and len(reply) > 1 else ""
 
 
 def _sample(
@@ -591,12 +584,13 @@ def _sample(
     (reply,) = client.ask(("SCAN", 0, "COUNT", _SAMPLE))
     keys = reply[1] if isinstance(reply, list) else []
     ours, locks = f"{redlock.keys.prefix}:".encode(), redlock.keys.lock("").encode()
-    foreign = [_text(key) for key in keys if not key.startswith(ours)]
+    foreign = [text_in(key) for key in keys if not key.startswith(ours)]
     held = [("GET", key) for key in keys if key.startswith(locks)]
     values = client.ask(*held) if held else []
-    holders = [Holder.parse(_text(v)) for v in values if isinstance(v, bytes)]
+    holders = [Holder.parse(text_in(v)) for v in values if isinstance(v, bytes)]
     return tuple(foreign), tuple(holders)
 
 
-def _text(data: object) -> str:
+def text_in(data: object) -> str:
+    """Return a reply as text; bytes that are none are replaced."""
     return data.decode(errors="replace") if isinstance(data, bytes) else str(data)

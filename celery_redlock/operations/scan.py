@@ -32,6 +32,7 @@ from celery_redlock.operations.inspect import (
     is_held,
     node_status,
     other_settings,
+    text_in,
 )
 from celery_redlock.scripts import INSPECT, TAKEN
 from celery_redlock.scripts.keys import PERMIT, START
@@ -259,7 +260,7 @@ def scan(
         holder
         for key, values in sorted(sightings.items())
         for holder in _holders(
-            _text(key[skip:]),
+            text_in(key[skip:]),
             values,
             {text: unsure - unsure_votes[key, text] for text in values},
             quorum,
@@ -285,7 +286,7 @@ def locks_of(redlock: Redlock, base: str, pid: int | None) -> dict[str, set[Hold
 
     def visit(client: NodeClient) -> list[tuple[str, Holder]]:
         return [
-            (_text(key[len(head.encode()) :]), lock_holder(_text(value)))
+            (text_in(key[len(head.encode()) :]), lock_holder(text_in(value)))
             for keys, values in client.scan(f"{escaped(head)}*", "GET")
             for key, value in zip(keys, values, strict=True)
             if isinstance(value, bytes) and value.startswith(family)
@@ -393,7 +394,7 @@ def keys_without_ttl(redlock: Redlock) -> PerNode[list[str]]:
         for keys, ttls in client.scan(pattern, "PTTL"):
             for key, left in zip(keys, ttls, strict=True):
                 if left == _NO_TTL and key not in lasting:
-                    found.add(_text(key))
+                    found.add(text_in(key))
         return sorted(found)
 
     return each_answering(redlock, visit)
@@ -402,10 +403,6 @@ def keys_without_ttl(redlock: Redlock) -> PerNode[list[str]]:
 def lock_holder(value: str) -> Holder:
     """Return the holder in a value; of another program, one with a token alone."""
     return holder_in(value) or Holder(Holder.parse(value).token)
-
-
-def _text(data: bytes) -> str:
-    return data.decode(errors="replace")
 
 
 def _holders(
@@ -427,7 +424,7 @@ def _holders(
     # Values of one holder differ in the fence alone, if at all.
     by_token: dict[str, tuple[Holder, list[float], int]] = {}
     for value, milliseconds in values.items():
-        holder, others = parse(_text(value)), unsure[value]
+        holder, others = parse(text_in(value)), unsure[value]
         ends = [math.inf if ms < 0 else float(ms) for ms in milliseconds]
         if holder.token in by_token:
             known, ends_before, others_before = by_token[holder.token]

@@ -73,11 +73,17 @@ def plural(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def votes_text(votes: int, nodes: int) -> str:
-    """Return ``2 of 3 nodes vote``; of a single node or a store, whether it votes."""
+def votes_text(votes: int, nodes: int, needed: int = 0) -> str:
+    """Return ``2 of 3 nodes vote``; of a single node or a store, whether it votes.
+
+    Args:
+        votes: How many nodes vote.
+        nodes: How many there are.
+        needed: How many must vote, if the text is to say so.
+    """
     if nodes == 1:
         return f"the node {'votes' if votes else 'does not vote'}"
-    return f"{votes} of {nodes} nodes vote"
+    return f"{votes} of {nodes} nodes vote{f', {needed} are needed' * bool(needed)}"
 
 
 def unknown_text(seen: Scan) -> str:

@@ -267,8 +267,7 @@ class LockPage:
             votes, nodes = len(voting_nodes(node_status(redlock))), len(redlock.labels)
             has_quorum = votes >= redlock.quorum
             fact = "ok" if has_quorum else "No lock can be granted"
-            fact += f": {votes_text(votes, nodes)}"
-            fact += f", {redlock.quorum} are needed." if nodes > 1 else "."
+            fact += f": {votes_text(votes, nodes, redlock.quorum)}."
         except RedlockError as error:
             has_quorum, fact = False, str(error)
         status = HTTPStatus.OK if has_quorum else HTTPStatus.SERVICE_UNAVAILABLE
@@ -555,11 +554,11 @@ def _verdict(snapshot: _Snapshot) -> Html:
     """Say whether locks can be granted."""
     votes, nodes = len(voting_nodes(snapshot.seen.nodes)), len(snapshot.seen.nodes)
     quorum = snapshot.seen.quorum
-    fact = votes_text(votes, nodes)
     if votes < quorum:
-        needed = f", {quorum} are needed" if nodes > 1 else ""
-        text, mood = f"No lock can be granted: {fact}{needed}.", "bad"
+        fact = votes_text(votes, nodes, quorum)
+        text, mood = f"No lock can be granted: {fact}.", "bad"
     elif votes < nodes:
+        fact = votes_text(votes, nodes)
         text, mood = f"Locks are granted: {fact}, {quorum} are enough.", "warning"
     else:
         text = "The node votes." if nodes == 1 else f"All {nodes} nodes vote."

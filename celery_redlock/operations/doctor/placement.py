@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import socket
@@ -133,22 +134,21 @@ def password(case: Case) -> Iterator[Finding]:
 def _remote(case: Case) -> Iterator[tuple[NodeAddress, IPAddress]]:
     """Yield the nodes that are not on this machine, each with its worst address."""
     for address in case.redlock.addresses:
-        found = [ip for host in address.hosts for ip in _resolve(host)]
-        elsewhere = [ip for ip in found if not ip.is_loopback]
+        elsewhere = [ip for ip in _ips_of(address) if not ip.is_loopback]
         if elsewhere:
             yield address, max(elsewhere, key=lambda ip: ip.is_global)
 
 
-def _resolve(host: str) -> list[IPAddress]:
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
+def _ips_of(address: NodeAddress) -> list[IPAddress]:
+    found = []
+    for host in address.hosts:
+        with contextlib.suppress(OSError):
+            found += socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
 
 
 def _place_of(address: NodeAddress) -> str:
-    found = [ip for host in address.hosts for ip in _resolve(host)]
+    found = _ips_of(address)
     if not address.hosts or any(ip.is_loopback for ip in found):
         return _HERE
     return str(min(found, key=str)) if found else address.hosts[0] or address.name
