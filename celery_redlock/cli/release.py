@@ -27,8 +27,7 @@ from celery_redlock.cli.output.session import (
     Failure,
     Session,
 )
-from celery_redlock.locks.lease import Holder
-from celery_redlock.operations.inspect import NodeState
+from celery_redlock.operations.inspect import NodeState, lock_holder
 from celery_redlock.operations.kill_holder import HolderLives, kill_holder
 from celery_redlock.operations.release import (
     Operator,
@@ -41,6 +40,7 @@ from celery_redlock.operations.scan import Kind, Scan, scan
 from celery_redlock.operations.words import duration, plural
 
 if TYPE_CHECKING:
+    from celery_redlock.locks.lease import Holder
     from celery_redlock.operations.inspect import LockStatus
 
 _NOTHING_DONE = "Nothing was done."
@@ -122,7 +122,7 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
         "key": key,
         "held": found.is_held,
         "dry_run": dry_run,
-        "holders": [holder_document(Holder.parse(value)) for value in asked.values],
+        "holders": [holder_document(lock_holder(value)) for value in asked.values],
         "other_permits": asked.other_permits,
         "released": {},
     }

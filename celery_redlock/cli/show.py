@@ -23,14 +23,15 @@ from celery_redlock.cli.output.format import (
 )
 from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
-from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.inspect import (
     LockStatus,
     NodeState,
     NodeStatus,
+    holder_text,
+    lock_holder,
     lock_status,
 )
-from celery_redlock.operations.scan import lock_holder, permits_of
+from celery_redlock.operations.scan import permits_of
 from celery_redlock.operations.words import UNREADABLE, duration, permit_text, since
 from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.wire.quorum import Vote, VoteKind
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from celery_redlock.locks.forced_release import ForcedRelease
+    from celery_redlock.locks.lease import Holder
     from celery_redlock.operations.scan import LimitInUse
 
 _MS = 1000
@@ -174,7 +176,7 @@ def _answer(vote: Vote | None, token: str, node: NodeStatus) -> MoodText:
         left = f"{duration(vote.number / _MS)} left" if vote.number >= 0 else "no ttl"
         if vote.token == token:
             return MoodText(f"held, {left}{remark}", "warning" if remark else "good")
-        holder = Holder.parse(vote.value)
+        holder = holder_text(vote.value)
         return MoodText(f"held by {holder}, {left}{remark}", "warning")
     if vote.kind is VoteKind.FREE:
         return MoodText(f"free{remark}", "warning" if remark else "faint")

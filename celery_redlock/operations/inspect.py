@@ -276,6 +276,16 @@ def holder_in(value: str) -> Holder | None:
     return holder if holder.is_readable else None
 
 
+def lock_holder(value: str) -> Holder:
+    """Return the holder in a value; of another program, one with a token alone."""
+    return holder_in(value) or Holder(Holder.parse(value).token)
+
+
+def holder_text(value: str) -> str:
+    """Return the holder in the value of a lock, for display."""
+    return str(holder_in(value) or "another program")
+
+
 def is_held(votes: int, unsure: int, quorum: int) -> bool | None:
     """Tell whether a holder holds the lock; None if that cannot be told.
 
@@ -587,8 +597,8 @@ def _sample(
     foreign = [text_in(key) for key in keys if not key.startswith(ours)]
     held = [("GET", key) for key in keys if key.startswith(locks)]
     values = client.ask(*held) if held else []
-    holders = [Holder.parse(text_in(v)) for v in values if isinstance(v, bytes)]
-    return tuple(foreign), tuple(holders)
+    holders = [holder_in(text_in(v)) for v in values if isinstance(v, bytes)]
+    return tuple(foreign), tuple(filter(None, holders))
 
 
 def text_in(data: object) -> str:

@@ -33,7 +33,12 @@ from typing import TYPE_CHECKING
 from celery_redlock.basics.text import on_nodes, printable_line
 from celery_redlock.errors import RedlockError
 from celery_redlock.locks.forced_release import MOST_FIELD, ForcedRelease
-from celery_redlock.operations.inspect import each_answering, holder_in, lock_status
+from celery_redlock.operations.inspect import (
+    each_answering,
+    holder_in,
+    holder_text,
+    lock_status,
+)
 from celery_redlock.operations.scan import other_permits
 from celery_redlock.operations.words import duration, instant, since
 from celery_redlock.records.forced_releases import force_release_words
@@ -220,7 +225,7 @@ class Question:
 
 def holders_text(values: Iterable[str]) -> str:
     """Return the holders in these values, for display."""
-    return ", ".join(str(holder_in(value) or "another program") for value in values)
+    return ", ".join(map(holder_text, values))
 
 
 def ask(redlock: Redlock, key: str) -> Question:
@@ -336,8 +341,7 @@ def release(
         holder = holder_in(value)
         whole = holder.whole_key(key) if holder else key
         proof = holder.token if holder else value
-        shown = str(holder or "another program")
-        record = operator.record(whole, shown, redlock.clock.wall())
+        record = operator.record(whole, holder_text(value), redlock.clock.wall())
         names, args = force_release_words(redlock.keys, whole, holder, proof, record)
         calls.append((value, names, args))
 

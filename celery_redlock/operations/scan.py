@@ -28,8 +28,8 @@ from celery_redlock.operations.inspect import (
     NodeState,
     NodeStatus,
     each_answering,
-    holder_in,
     is_held,
+    lock_holder,
     node_status,
     other_settings,
     text_in,
@@ -398,11 +398,6 @@ def keys_without_ttl(redlock: Redlock) -> PerNode[list[str]]:
         return sorted(found)
 
     return each_answering(redlock, visit)
-
-
-def lock_holder(value: str) -> Holder:
-    """Return the holder in a value; of another program, one with a token alone."""
-    return holder_in(value) or Holder(Holder.parse(value).token)
 
 
 def _holders(

@@ -122,3 +122,21 @@ def test_list_in_the_place_of_a_lock_is_told(one: Project) -> None:
     assert "odd" in one.redlock("ls", "--all").out
     run: Any = one.redlock("show", "odd")
     assert run.code in (1, 3), run.err
+
+
+def test_value_of_another_program_beside_a_lock_is_read_nowhere(
+    project: Project,
+) -> None:
+    """Not for the answer of its node, not in JSON, and not in a finding."""
+    project.hold("odd")
+    project.nodes[0].command("SET", NAME, "secret\n7\nalien.task\nid", "PX", 60_000)
+
+    shown = project.redlock("show", "odd")
+    asked = project.redlock("release", "odd", "--dry-run", "--json")
+    examined = project.redlock("doctor", "--json")
+
+    assert "held by another program, " in shown.out
+    assert [it["task"] for it in asked.document["holders"]] == ["proj.send_invoice", ""]
+    for run in (shown, asked, examined):
+        assert "alien" not in run.out
+        assert "secret" not in run.out
