@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.scripts import ALL_SCRIPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import pytest
 
+NOW_US = 1_700_000_000_000_000  # with as many digits as the fences of a real time
+TIMEOUT = 8.0  # seconds
 SLOW_MS = 24_000  # three requests, of 8 s each at most
 VIEW = b"format 4, max_ttl 120 s, restart guard on"
 SHA = {script.name: script.sha.encode() for script in ALL_SCRIPTS}
@@ -38,11 +41,18 @@ def once_before(
     monkeypatch.setattr(store, method, later)
 
 
-def vote(store: Any, meta: bytes) -> None:
-    """Have the store vote in `VIEW`, with a counter in the stripes 3 and 4."""
+@contextmanager
+def clients(kind: Any, url: str) -> Iterator[Callable[[], Any]]:
+    """Give a function that connects to a store, and close the connections."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(kind(url, TIMEOUT)))
+
+
+def vote(store: Any, meta: bytes, view: bytes = VIEW) -> None:
+    """Have the store vote in this view, with a counter in the stripes 3 and 4."""
     (info,) = store.run([[b"INFO"]])
     replid = info.partition(b"master_replid:")[2].split()[0]
-    fields = [b"config", VIEW, b"replid", replid, b"votes", b"1"]
+    fields = [b"config", view, b"replid", replid, b"votes", b"1"]
     fields += [b"identity", b"me", b"evicted", b""]
     fields += [b"floor", b"5", b"3", b"7", b"4", b"7"]
     store.run([[b"HSET", meta, *fields]])
@@ -52,6 +62,13 @@ def acquire(lock: bytes, meta: bytes, token: bytes, stripe: bytes) -> list[bytes
     """Return the command that takes a lock for a minute."""
     args = [token, b"me", b"60000", b"0", b"0", VIEW, stripe]
     return script("acquire", [lock, meta], *args)
+
+
+def acquire_now(lock: bytes, meta: bytes, token: bytes, stripe: bytes) -> list[bytes]:
+    """Return the command that takes a lock, with the time of the store as its fence."""
+    command = acquire(lock, meta, token, stripe)
+    command[command.index(b"60000") + 1] = b"-1"
+    return command
 
 
 def extend(lock: bytes, meta: bytes, token: bytes) -> list[bytes]:

@@ -10,11 +10,13 @@ import pytest
 
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.stores.postgresql import PostgreSQL as Store
+from celery_redlock.stores.server_clock import ServerClock, ServerTime
 from tests.harness.servers import PostgreSQL
 from tests.harness.store_nodes import postgresql, store_servers
+from tests.stores.commands import NOW_US
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +52,18 @@ def store_url(request: pytest.FixtureRequest) -> str:
     """Give the URL of each store in turn."""
     url: str = request.getfixturevalue(f"{request.param}_store")
     return url
+
+
+@pytest.fixture
+def set_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Give a function that sets the clocks of all servers to a time, in us."""
+
+    def set_time(now_us: int) -> None:
+        now = ServerTime(now_us, now_us)
+        monkeypatch.setattr(ServerClock, "read", lambda *_: now)
+
+    set_time(NOW_US)
+    return set_time
 
 
 @pytest.fixture

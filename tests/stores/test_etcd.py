@@ -1,4 +1,4 @@
-"""etcd: one transaction without competition; what comes before a commit; its HTTP."""
+"""etcd: one transaction without competition; what others have changed; its HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.scripts import (
     GRANTED,
-    MISCONFIGURED,
     TAKEN,
     UNSYNCED,
 )
@@ -20,20 +19,16 @@ from celery_redlock.stores import etcd
 from celery_redlock.stores.connection import StoreError
 from celery_redlock.stores.etcd import Etcd
 from celery_redlock.stores.etcd_member import EtcdMember
-from celery_redlock.stores.server_clock import ServerClock, ServerTime
 from tests.harness.store_nodes import store_servers
 from tests.harness.tcp import proxies
 from tests.harness.waiting import until
 from tests.nodes.support import run_python
-from tests.stores.changes import (
-    CHANGED,
-    MEANWHILE,
-    assert_noticed,
-    change_meanwhile,
-)
 from tests.stores.commands import (
+    NOW_US,
     SLOW_MS,
-    acquire,
+    TIMEOUT,
+    acquire_now,
+    clients,
     extend,
     once_before,
     release,
@@ -45,35 +40,14 @@ if TYPE_CHECKING:
 
     from celery_redlock.devnodes import StoreNode
 
-TIMEOUT = 8.0  # seconds
-NOW_US = 1_700_000_000_000_000  # with as many digits as the fences of a real time
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture
 def connect(etcd_store: str) -> Iterator[Callable[[], Etcd]]:
     """Give a function that connects to the cluster."""
-    stores: list[Etcd] = []
-
-    def connect() -> Etcd:
-        stores.append(Etcd(etcd_store, TIMEOUT))
-        return stores[-1]
-
-    yield connect
-    for store in stores:
-        store.close()
-
-
-@pytest.fixture
-def set_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Give a function that sets the clocks of all members to a time, in us."""
-
-    def set_time(now_us: int) -> None:
-        now = ServerTime(now_us, now_us)
-        monkeypatch.setattr(ServerClock, "read", lambda *_: now)
-
-    set_time(NOW_US)
-    return set_time
+    with clients(Etcd, etcd_store) as connect:
+        yield connect
 
 
 def requests_of(
@@ -95,13 +69,6 @@ def requests_of(
         patched.setattr(store, "_ask", noted)
         act()
     return sent
-
-
-def acquire_now(lock: bytes, meta: bytes, token: bytes, stripe: bytes) -> list[bytes]:
-    """Return the command that takes a lock, with the time of the store as its fence."""
-    command = acquire(lock, meta, token, stripe)
-    command[command.index(b"60000") + 1] = b"-1"
-    return command
 
 
 def ready(store: Etcd, name: bytes) -> bytes:
@@ -201,94 +168,7 @@ def test_lock_that_is_held_is_told_by_the_refused_transaction(
     assert replies[2][0] == GRANTED
 
 
-def test_release_that_finds_a_waiter_is_right_at_the_second_try(
-    connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The release assumes that no client waits, but not twice in a row."""
-    holder, others = connect(), connect()
-    meta, lock = ready(holder, b"waited"), b"waited"
-    wait = [b"ZADD", lock + b":queue", b"1", b"gone/1"]
-    sent: list[list[str]] = []
-    for is_waited_for in (True, True, False, False):
-        holder.run([acquire_now(lock, meta, b"ours", b"3")])
-        if is_waited_for:
-            others.run([wait])
-        act = lambda: holder.run([release(lock, b"ours")])  # noqa: E731
-        sent.append(requests_of(monkeypatch, holder, act))
-        assert others.run([[b"GET", lock], [b"ZCARD", wait[1]]]) == [None, 0]
-    assert sent[0][0] == "refused"
-    assert sent[1][0] == sent[2][0] == "read"
-    assert sent[3] == ["done"]
-
-
 # -- what others have changed ----------------------------------------------------------
-
-
-@pytest.mark.parametrize("before", ["acquire", "commit"])
-@pytest.mark.parametrize("field", CHANGED)
-def test_grant_counts_on_each_field_of_the_state(
-    connect: Callable[[], Etcd],
-    monkeypatch: pytest.MonkeyPatch,
-    field: str,
-    before: str,
-) -> None:
-    """A field that decides whether the node votes has changed since it was read."""
-    late, others = connect(), connect()
-    name = b"state:%b:%b" % (field.encode(), before.encode())
-    meta = ready(late, name)
-    (verb, _, *words), reply = CHANGED[field]
-
-    def change() -> None:
-        others.run([[verb, meta, *words]])
-
-    if before == "acquire":
-        change()
-    else:
-        once_before(monkeypatch, late, "_commit", change)
-    assert late.run([acquire_now(name, meta, b"ours", b"3")]) == [reply]
-    is_there = others.run([[b"GET", name]]) != [None]
-    assert is_there == (reply[0] == GRANTED)
-
-
-def test_grant_sees_that_the_state_was_made_anew(connect: Callable[[], Etcd]) -> None:
-    """It has all fields that it had, and another view."""
-    late, others = connect(), connect()
-    meta = ready(late, b"anew")
-    others.run([[b"DEL", meta]])
-    vote(others, meta)
-    others.run([[b"HSET", meta, b"config", b"another"]])
-    refused = [MISCONFIGURED, b"another"]
-    assert late.run([acquire_now(b"anew", meta, b"ours", b"3")]) == [refused]
-
-
-def test_two_clients_cannot_both_be_granted_a_key(
-    connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other one commits just before the first, who takes the key for free."""
-    late, others = connect(), connect()
-    meta, lock = ready(late, b"both"), b"both"
-    theirs = acquire_now(lock, meta, b"theirs", b"4")
-    once_before(monkeypatch, late, "_commit", lambda: others.run([theirs]))
-    ((status, value, _),) = late.run([acquire_now(lock, meta, b"ours", b"3")])
-    assert (status, value.split(b"\n")[0]) == (TAKEN, b"theirs")
-
-
-@pytest.mark.parametrize("is_known", [True, False])
-def test_grants_of_two_stripes_do_not_conflict(
-    connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch, *, is_known: bool
-) -> None:
-    """Each counter is a key of its own."""
-    late, others = connect(), connect()
-    name = b"stripes:%d" % is_known
-    meta = name + b":meta"
-    vote(others, meta)
-    if is_known:
-        ready(late, name)
-    theirs = acquire_now(name + b":a", meta, b"theirs", b"4")
-    once_before(monkeypatch, late, "_commit", lambda: others.run([theirs]))
-    one = acquire_now(name + b":b", meta, b"ours", b"3")
-    sent = requests_of(monkeypatch, late, lambda: late.run([one]))
-    assert sent == ["done"] if is_known else ["read", "done"]
 
 
 def test_batch_does_not_take_for_free_what_it_only_reads(
@@ -301,64 +181,6 @@ def test_batch_does_not_take_for_free_what_it_only_reads(
     granting = acquire_now(b"beside", meta, b"ours", b"3")
     reply, found = store.run([granting, [b"GET", b"beside:read"]])
     assert (reply[0], found) == (GRANTED, b"there")
-
-
-def test_scan_in_a_batch_leaves_the_checks_of_the_others(
-    connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A grant beside it is refused where another client has taken the lock."""
-    late, others = connect(), connect()
-    meta, lock = b"scanned:meta", b"scanned"
-    vote(others, meta)
-    act = lambda: others.run([acquire(lock, meta, b"theirs", b"4")])  # noqa: E731
-    once_before(monkeypatch, late, "scan", act)
-    granting = acquire(lock, meta, b"ours", b"3")
-    reply, _ = late.run([granting, [b"SCAN", b"0", b"MATCH", b"scanned:*"]])
-    assert reply[0] == TAKEN
-    assert others.run([acquire(lock, meta, b"theirs", b"4")])[0][0] == GRANTED
-
-
-@pytest.mark.parametrize("ours", ["extend", "release"])
-@pytest.mark.parametrize("change", MEANWHILE)
-def test_holder_notices_what_others_changed_since(
-    connect: Callable[[], Etcd],
-    set_time: Callable[[int], None],
-    change: str,
-    ours: str,
-) -> None:
-    """A client does not use its memory after another one has changed the keys."""
-    holder, others = connect(), connect()
-    lock = b"since:%b:%b" % (change.encode(), ours.encode())
-    meta = lock + b":meta"
-    vote(others, meta)
-    assert holder.run([acquire_now(lock, meta, b"ours", b"3")]) == [[GRANTED, NOW_US]]
-    assert holder.run([extend(lock, meta, b"ours")]) == [[GRANTED, 0]]
-    change_meanwhile(others, change, lock)
-    if change == "ended":
-        set_time(NOW_US + 2_000)
-    assert_noticed(holder, others, change, lock, ours)
-
-
-@pytest.mark.parametrize("token", [b"ours", b"theirs"])
-def test_no_reply_comes_from_memory_alone(
-    connect: Callable[[], Etcd], set_time: Callable[[int], None], token: bytes
-) -> None:
-    """A client reads what it would refuse by what it remembers.
-
-    It remembers a lock that has ended by now, and that another client has extended or
-    taken.
-    """
-    holder, others = connect(), connect()
-    lock = b"alone:%b" % token
-    meta = lock + b":meta"
-    vote(others, meta)
-    assert holder.run([acquire_now(lock, meta, b"ours", b"3")])[0][0] == GRANTED
-    if token == b"theirs":
-        others.run([release(lock, b"ours")])
-    set_time(NOW_US + 40_000_000)
-    others.run([acquire_now(lock, meta, token, b"3")])
-    set_time(NOW_US + 70_000_000)
-    assert holder.run([release(lock, token)]) == [1]
 
 
 def test_end_that_rests_on_an_old_time_is_written_again(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +11,6 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.scripts import (
     FREE,
     GRANTED,
-    MISCONFIGURED,
     TAKEN,
     UNSYNCED,
 )
@@ -21,16 +19,11 @@ from celery_redlock.stores.server_clock import ServerClock, ServerTime
 from celery_redlock.stores.zookeeper import ZooKeeper
 from tests.harness.waiting import until
 from tests.nodes.support import run_python
-from tests.stores.changes import (
-    CHANGED,
-    MEANWHILE,
-    WITHOUT_VOTE,
-    assert_noticed,
-    change_meanwhile,
-)
 from tests.stores.commands import (
     SLOW_MS,
+    TIMEOUT,
     acquire,
+    clients,
     extend,
     once_before,
     release,
@@ -41,22 +34,14 @@ from tests.stores.commands import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TIMEOUT = 8.0  # seconds
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture
 def connect(zookeeper_store: str) -> Iterator[Callable[[], ZooKeeper]]:
     """Give a function that connects to the ensemble."""
-    stores: list[ZooKeeper] = []
-
-    def connect() -> ZooKeeper:
-        stores.append(ZooKeeper(zookeeper_store, TIMEOUT))
-        return stores[-1]
-
-    yield connect
-    for store in stores:
-        store.close()
+    with clients(ZooKeeper, zookeeper_store) as connect:
+        yield connect
 
 
 @pytest.mark.long
@@ -186,7 +171,7 @@ def test_first_field_of_a_hash_that_is_read_in_part(
     assert store.run([[b"HGET", meta, b"3"]]) == [b"9"]
 
 
-# -- the state of the node, in one znode -----------------------------------------------
+# -- what a session remembers ----------------------------------------------------------
 
 
 def requests_of(
@@ -205,93 +190,6 @@ def requests_of(
     act()
     monkeypatch.setattr(client, "_call", call)
     return sent
-
-
-@pytest.mark.parametrize("field", CHANGED)
-def test_grant_counts_on_each_field_of_the_state(
-    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch, field: str
-) -> None:
-    """A field that decides whether the node votes changes before a grant's commit."""
-    late, others = connect(), connect()
-    meta = b"state:%b:meta" % field.encode()
-    vote(others, meta)
-    (verb, _, *words), reply = CHANGED[field]
-    once_before(
-        monkeypatch, late, "_commit", lambda: others.run([[verb, meta, *words]])
-    )
-    lock = b"state:%b" % field.encode()
-    assert late.run([acquire(lock, meta, b"ours", b"3")]) == [reply]
-    is_granted = reply[0] == GRANTED
-    assert (others.run([[b"GET", lock]]) != [None]) == is_granted
-
-
-def test_grant_sees_that_the_state_was_made_anew(
-    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The head of the new ``meta`` has the version of the old one."""
-    late, others = connect(), connect()
-    lock, meta = b"anew", b"anew:meta"
-    vote(others, meta)
-
-    def act() -> None:
-        others.run([[b"DEL", meta]])
-        vote(others, meta)
-        others.run([[b"DEL", meta]])
-        others.run([[b"HSET", meta, b"config", b"another", b"3", b"7"]])
-
-    once_before(monkeypatch, late, "_commit", act)
-    assert late.run([acquire(lock, meta, b"ours", b"3")]) == [
-        [MISCONFIGURED, b"another"]
-    ]
-
-
-def test_grants_of_two_stripes_do_not_conflict(
-    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each counter is a znode of its own, and leaves the version of the head alone."""
-    late, others = connect(), connect()
-    meta = b"stripes:meta"
-    vote(others, meta)
-    granted: list[Any] = []
-
-    def act() -> None:
-        granted.extend(others.run([acquire(b"stripes:a", meta, b"theirs", b"4")]))
-
-    once_before(monkeypatch, late, "_commit", act)
-    one = acquire(b"stripes:b", meta, b"ours", b"3")
-    sent = requests_of(monkeypatch, late, lambda: granted.extend(late.run([one])))
-    assert granted == [[GRANTED, 8], [GRANTED, 8]]
-    assert sent.count("Transaction") == 1
-
-
-def test_two_clients_cannot_both_be_granted_a_key(
-    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other one commits between the snapshot and the commit of the first."""
-    late, others = connect(), connect()
-    meta, lock = b"both:meta", b"both"
-    vote(others, meta)
-    theirs = acquire(lock, meta, b"theirs", b"4")
-    once_before(monkeypatch, late, "_commit", lambda: others.run([theirs]))
-    reply = late.run([acquire(lock, meta, b"ours", b"3")])[0]
-    assert reply[:2] == [TAKEN, b"theirs\n8\nme"]
-
-
-def test_scan_in_a_batch_leaves_the_checks_of_the_others(
-    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A grant beside it is refused where the node was closed before its commit."""
-    late, others = connect(), connect()
-    meta, lock = b"scanned:meta", b"scanned"
-    vote(others, meta)
-    act = lambda: others.run([[b"HDEL", meta, b"votes"]])  # noqa: E731
-    once_before(monkeypatch, late, "_commit", act)
-    granting = acquire(lock, meta, b"ours", b"3")
-    replies = late.run([granting, [b"SCAN", b"0", b"MATCH", b"scanned:*"]])
-    assert replies == [WITHOUT_VOTE, [b"0", [meta]]]
-
-
-# -- what a session remembers ----------------------------------------------------------
 
 
 def test_holder_extends_and_releases_in_one_request(
@@ -366,72 +264,6 @@ def test_lock_that_others_take_meanwhile_is_read(
     assert replies[2] == [GRANTED, 12]
 
 
-@pytest.mark.parametrize("field", CHANGED)
-def test_grant_without_a_read_counts_on_each_field_of_the_state(
-    connect: Callable[[], ZooKeeper], field: str
-) -> None:
-    """A field that decides whether the node votes has changed since it was read."""
-    late, others = connect(), connect()
-    name = b"unread:%b" % field.encode()
-    meta = name + b":meta"
-    vote(others, meta)
-    for _ in range(3):
-        late.run([acquire(name, meta, b"ours", b"3")])
-        late.run([release(name, b"ours")])
-    (verb, _, *words), reply = CHANGED[field]
-    others.run([[verb, meta, *words]])
-    assert late.run([acquire(name, meta, b"ours", b"3")]) == [reply]
-    is_there = others.run([[b"GET", name]]) != [None]
-    assert is_there == (reply[0] == GRANTED)
-
-
-@pytest.mark.parametrize("ours", ["extend", "release"])
-@pytest.mark.parametrize("change", MEANWHILE)
-def test_holder_notices_what_others_changed_since(
-    connect: Callable[[], ZooKeeper],
-    monkeypatch: pytest.MonkeyPatch,
-    change: str,
-    ours: str,
-) -> None:
-    """A session does not use its memory after another client has changed the znodes."""
-    holder, others = connect(), connect()
-    lock = b"since:%b:%b" % (change.encode(), ours.encode())
-    meta = lock + b":meta"
-    vote(others, meta)
-    now_us = 1_000_000_000
-    monkeypatch.setattr(ServerClock, "read", lambda *_: ServerTime(now_us, now_us))
-    assert holder.run([acquire(lock, meta, b"ours", b"3")]) == [[GRANTED, 8]]
-    assert holder.run([extend(lock, meta, b"ours")]) == [[GRANTED, 0]]
-    change_meanwhile(others, change, lock)
-    if change == "ended":
-        now_us += 2_000
-    assert_noticed(holder, others, change, lock, ours)
-
-
-@pytest.mark.parametrize("token", [b"ours", b"theirs"])
-def test_no_reply_comes_from_memory_alone(
-    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch, token: bytes
-) -> None:
-    """A session reads what it would refuse by what it remembers.
-
-    It remembers a lock that has ended by now, and that another session has extended or
-    taken.
-    """
-    holder, others = connect(), connect()
-    lock = b"alone:%b" % token
-    meta = lock + b":meta"
-    vote(others, meta)
-    now_us = 1_000_000_000
-    monkeypatch.setattr(ServerClock, "read", lambda *_: ServerTime(now_us, now_us))
-    assert holder.run([acquire(lock, meta, b"ours", b"3")]) == [[GRANTED, 8]]
-    if token == b"theirs":
-        others.run([release(lock, b"ours")])
-    now_us += 40_000_000
-    others.run([acquire(lock, meta, token, b"3")])
-    now_us += 30_000_000
-    assert holder.run([release(lock, token)]) == [1]
-
-
 def test_batch_is_read_if_one_of_its_scripts_asks_for_more(
     connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,27 +284,6 @@ def test_batch_is_read_if_one_of_its_scripts_asks_for_more(
 
     assert requests_of(monkeypatch, holder, act)[0] == "Sync"
     assert replies == [[GRANTED, 0], [FREE]]
-
-
-def test_release_does_not_assume_twice_that_no_client_waits(
-    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lock whose last release had a waiter is released with a read."""
-    holder, others = connect(), connect()
-    meta, lock = b"waited:meta", b"waited"
-    vote(others, meta)
-    wait = [b"ZADD", lock + b":queue", b"1", b"gone/1"]
-    sent: list[list[str]] = []
-    for is_waited_for in (True, True, False, False):
-        holder.run([acquire(lock, meta, b"ours", b"3")])
-        if is_waited_for:
-            others.run([wait])
-        act = lambda: holder.run([release(lock, b"ours")])  # noqa: E731
-        sent.append(requests_of(monkeypatch, holder, act))
-    read = ["Sync", "GetData", "GetData"]
-    assert sent[0][0] == sent[3][0] == "Transaction"
-    assert sent[1][:3] == sent[2][:3] == read
-    assert sent[3] == ["Transaction"]
 
 
 def test_session_remembers_nothing_across_a_break(
@@ -614,15 +425,15 @@ def test_server_that_hangs_costs_a_process_one_wait(
             hangs.accept()
 
 
-@pytest.mark.long
-def test_zookeeper_has_a_replid(zookeeper_store: str) -> None:
-    """Two sessions see one run id, and ``prepare`` keeps it."""
+def test_prepare_keeps_the_replid(
+    connect: Callable[[], ZooKeeper], zookeeper_store: str
+) -> None:
+    """Another one would be an ensemble that has forgotten all locks."""
+    before = connect().run([[b"INFO"]])
+
     ZooKeeper.prepare(zookeeper_store, TIMEOUT)
-    with (
-        closing(ZooKeeper(zookeeper_store, TIMEOUT)) as one,
-        closing(ZooKeeper(zookeeper_store, TIMEOUT)) as two,
-    ):
-        assert one.run([[b"INFO"]]) == two.run([[b"INFO"]])
+
+    assert connect().run([[b"INFO"]]) == before
 
 
 def set_ahead(store: ZooKeeper, seconds: float) -> None:
