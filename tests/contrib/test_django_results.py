@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 from sqlalchemy import make_url
+
+from tests.harness.programs import end_of
 
 PROJECT = """
 import asyncio
@@ -85,14 +86,8 @@ def test_thread_that_publishes_for_a_coroutine_has_no_dead_connection(
     """It keeps none, or replaces one that the server has closed (CONN_MAX_AGE)."""
     url = make_url(postgres).set(drivername="postgresql")
     line = url.render_as_string(hide_password=False), f"results_{age}", age
-    done = subprocess.run(  # noqa: S603  (Django can be configured once in a process)
-        [sys.executable, "-c", PROJECT, *line],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = end_of(sys.executable, "-c", PROJECT, *line)
 
-    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "a second call is a duplicate: True",
         f"connections: {connections}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import pytest
 from celery_redlock import wire
 from celery_redlock.wire.broadcast import InFlight
 from tests.conftest import with_long
+from tests.harness.programs import end_of
 from tests.harness.waiting import until
 from tests.interruptions import Visit, counts_places
 from tests.nodes.support import (
@@ -44,6 +44,7 @@ if mode == "greenlets":
 from celery_redlock import RedlockError, Redlock, alock, lock
 from celery_redlock.wire.client import NodeClient
 from celery_redlock.wire.url import parse_node
+from tests.harness.programs import end_of
 from tests.harness.waiting import until
 
 logging.disable(logging.CRITICAL)
@@ -351,16 +352,10 @@ NEVER_CLOSED = {"threads", *(("generator",) if sys.version_info < (3, 11) else (
 @pytest.mark.parametrize("shape", with_long(SHAPES, *[*SHAPES][1:-1]))
 def test_process_ends_in_a_block(three_nodes: DevNodes, key: str, shape: str) -> None:
     """It does not hang and prints nothing, and no lock is left that Python closes."""
-    done = subprocess.run(  # noqa: S603  (a program of this file)
-        [sys.executable, "-c", START + SHAPES[shape], key, *three_nodes.urls],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    program = START + SHAPES[shape]
+    done = end_of(sys.executable, "-c", program, key, *three_nodes.urls, cwd=ROOT)
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.stdout, done.stderr) == ("", "")
     if shape not in NEVER_CLOSED:
         until_nothing_is_left(three_nodes, key)
 

@@ -16,6 +16,25 @@ NOW_US = 1_700_000_000_000_000  # with as many digits as the fences of a real ti
 TIMEOUT = 8.0  # seconds
 SLOW_MS = 24_000  # three requests, of 8 s each at most
 VIEW = b"format 4, max_ttl 120 s, restart guard on"
+# Begins a program in Django: it can be configured once in a process.
+IN_DJANGO = """
+import sys
+
+import django
+from django.conf import settings
+
+
+def database(**more):
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": "postgres",
+        "USER": "redlock",
+        "HOST": "127.0.0.1",
+        "PORT": sys.argv[1],
+        **more,
+    }
+
+"""
 SHA = {script.name: script.sha.encode() for script in ALL_SCRIPTS}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -17,6 +15,7 @@ from celery_redlock.operations.doctor import diagnose
 from celery_redlock.stores.connection import store_of
 from tests.conftest import missing, with_long
 from tests.harness.clocks import ClockError, faketime_environment
+from tests.harness.programs import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,15 +49,9 @@ def run_at(store_url: str) -> Callable[..., list[str]]:
         missing(str(error))
 
     def run_at(seconds: int, *words: str) -> list[str]:
-        done = subprocess.run(  # noqa: S603  (a program of the tests)
-            [sys.executable, "-c", CLIENT, store_url, *words],
-            env={**os.environ, **environment, "FAKETIME": f"{seconds:+}"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()
+        command = sys.executable, "-c", CLIENT, store_url, *words
+        variables = {**environment, "FAKETIME": f"{seconds:+}"}
+        return end_of(*command, variables=variables).stdout.split()
 
     return run_at
 

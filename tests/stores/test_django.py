@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.nodes.support import run_python
+from tests.stores.commands import IN_DJANGO
 
 PROJECT = """
-import sys
-
-import django
-from django.conf import settings
 from django.core.management import call_command
 
 settings.configure(
-    DATABASES={
-        "default": {
-            "ENGINE": "django.db.backends.postgresql",
-            "NAME": "postgres",
-            "USER": "redlock",
-            "HOST": "127.0.0.1",
-            "PORT": sys.argv[1],
-        }
-    },
+    DATABASES={"default": database()},
     INSTALLED_APPS=[
         "django.contrib.auth",
         "django.contrib.contenttypes",
@@ -65,21 +53,7 @@ except RedlockError as error:
 
 
 TENANTS = """
-import sys
 from importlib import import_module
-
-import django
-from django.conf import settings
-
-def database(**more):
-    return {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": "postgres",
-        "USER": "redlock",
-        "HOST": "127.0.0.1",
-        "PORT": sys.argv[1],
-        **more,
-    }
 
 path = {"options": "-c search_path=acme,public"}
 settings.configure(
@@ -120,14 +94,7 @@ run(tables.drop, "default")
 
 def test_schema_of_a_tenant_gets_no_table_of_its_own(own_postgresql: int) -> None:
     """A second table would end all locks: clients could use either of the two."""
-    done = subprocess.run(  # noqa: S603  (Django can be configured once in a process)
-        [sys.executable, "-c", TENANTS, str(own_postgresql)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert run_python(IN_DJANGO + TENANTS, str(own_postgresql)) == [
         "renewed after the tenant came: True",
         "renewed after the tenant went: True",
     ]
@@ -135,14 +102,7 @@ def test_schema_of_a_tenant_gets_no_table_of_its_own(own_postgresql: int) -> Non
 
 def test_project_locks_in_its_own_database(own_postgresql: int) -> None:
     """``migrate`` makes the table, and ``django://default`` leads to it."""
-    done = subprocess.run(  # noqa: S603  (Django can be configured once in a process)
-        [sys.executable, "-c", PROJECT, str(own_postgresql)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    *said, last = done.stdout.splitlines()
+    *said, last = run_python(IN_DJANGO + PROJECT, str(own_postgresql))
     assert said == [
         "migrated: ['redlock_keys']",
         "held",

@@ -20,6 +20,7 @@ from celery_redlock.records.standbys import leadership_of
 from celery_redlock.scripts import keys
 from celery_redlock.wire.client import NodeClient
 from celery_redlock.wire.url import parse_node
+from tests.harness.programs import end_of
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
@@ -202,8 +203,7 @@ def test_standby_that_ends_is_listed_no_longer(
     """The last request of a process is carried out, also if it waits for no reply."""
     ours.acquire(key)
 
-    command = [sys.executable, "-c", STANDBY + end, store_url, key]
-    subprocess.run(command, check=True)  # noqa: S603  (our own command)
+    end_of(sys.executable, "-c", STANDBY + end, store_url, key)
 
     assert leadership_of(theirs, key).standbys == ()
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -14,6 +13,11 @@ from celery_redlock.basics.secret import mask_url
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.wire.url import parse_node
+from tests.harness.programs import end_of
+from tests.nodes.support import ROOT, run_python
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SECRET = "s e'c/r@t"
 STORES = "celery_redlock.stores"
@@ -87,11 +91,7 @@ def test_keywords_that_cannot_be_read_are_refused_without_them() -> None:
 
 def test_connection_of_django_is_a_node() -> None:
     """``django://default`` is the database of the project; others are refused."""
-    done = subprocess.run(  # noqa: S603  (Django can be configured once in a process)
-        [sys.executable, "-c", DJANGO], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    name, url, early, *refusals = done.stdout.splitlines()
+    name, url, early, *refusals = run_python(DJANGO)
     assert name == "db:6432/app"
     assert early == "db:5432/tenants"  # its engine can be imported after setup() only
     assert conninfo_to_dict(url) == {
@@ -211,15 +211,8 @@ def test_demo_without_a_driver_names_the_extra() -> None:
         "sys.argv[1:] = ['--store', 'etcd']\n"
         "from demo.__main__ import main; sys.exit(main())"
     )
-    done = subprocess.run(  # noqa: S603  (this Python)
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = end_of(sys.executable, "-c", program, code=1, cwd=ROOT)
     assert "celery-redlock[etcd]" in done.stdout
-    assert done.returncode == 1
 
 
 def test_files_of_certificates_are_read(tmp_path: Path) -> None:
