@@ -341,9 +341,7 @@ RULES = (
         specification=WithoutRule("reconfiguration", "EPOCHS"),
         model=InModel(f"{_MEMBERS}::test_votes_of_two_views_let_a_second_holder_in"),
         simulator=Scenario("members are not checked"),
-        contract=Guard(
-            f"{_VIEWS}::test_client_with_another_view_gets_the_view_of_the_node"
-        ),
+        contract=Guard(f"{_VIEWS}::test_no_script_skips_the_configuration"),
     ),
     Rule(
         name="identity",

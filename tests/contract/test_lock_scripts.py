@@ -634,13 +634,3 @@ def test_cancel_request_outlasts_a_later_fence(subject: Subject, later: str) -> 
 
     assert subject.get(subject.lock) == value(9_000) + b"\ncancelled " + WHO.encode()
     assert subject.extend() == [GRANTED, 0, WHO.encode()]
-
-
-def test_cancel_request_can_be_repeated_on_a_restored_lock(subject: Subject) -> None:
-    """A node that has forgotten the lock has forgotten the request as well."""
-    subject.restore(fence=7)
-    assert subject.extend() == [GRANTED, 0]
-
-    subject.request_cancel(who=WHO)
-
-    assert subject.extend() == [GRANTED, 0, WHO.encode()]
