@@ -410,32 +410,6 @@ def test_release_is_listed_with_its_reason(site: Site) -> None:
     assert "Reason: stuck <b>" in entries()[0][2]
 
 
-def test_lock_without_a_ttl_is_not_said_to_expire(site: Site) -> None:
-    """The page says that it never expires."""
-    site.hold()
-    for node in site.nodes.nodes:
-        node.command("PERSIST", "redlock:lock:k")
-
-    page = text_of(site.log_in(MAY).get(RELEASE, {"key": "k"}))
-
-    assert "It never expires: it has no ttl." in page
-    assert "Wait instead" not in page
-
-
-def test_release_that_missed_a_majority_is_an_error(site: Site) -> None:
-    """The page does not say that the lock was released."""
-    site.hold()
-    browser = site.log_in(MAY)
-    form = confirmed(browser)
-    for node in site.nodes.nodes[1:]:
-        node.kill()
-
-    page = text_of(browser.post(RELEASE, form, follow=True))
-
-    assert "The lock k may still be held: too few nodes were reached." in page
-    assert "Released k" not in page
-
-
 # -- records of calls --------------------------------------------------------------
 
 

@@ -18,13 +18,11 @@ from tests.nodes.support import (
     client,
     delete_lock,
     failing,
-    held,
     meanwhile,
     proxied,
     until,
     until_all_vote,
     until_nothing_is_left,
-    values,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.lease import Lease
     from celery_redlock.locks.redlock import Redlock
 
-BRIEF: dict[str, Any] = {"ttl": 3.0, "node_timeout": 0.6}
 OFTEN = 0.3  # seconds between renewals: as many as with a short ttl, and none is late
 
 
@@ -103,28 +100,6 @@ def stutter(
 
 
 # -- A watched lease is kept -------------------------------------------------------
-
-
-@pytest.mark.every_server
-def test_watched_lease_outlives_its_ttl(shared_nodes: DevNodes, key: str) -> None:
-    """A watched lock is held under the same token and fence, renewal by renewal."""
-    with watchdog(shared_nodes, **BRIEF) as (redlock, dog):
-        until_all_vote(redlock)
-        lease = held(redlock, shared_nodes, key)
-        fence, end = lease.fence, lease.until
-        before = values(shared_nodes, key)
-        dog.record(lease, every=OFTEN)
-
-        until(lambda: len(dog.renewals) >= 5)
-        until(lambda: redlock.clock.monotonic() > end + 1.0)
-
-        assert lease.is_valid()
-        assert lease.fence == fence
-        assert values(shared_nodes, key) == before
-        assert dog.forget(lease)
-        assert redlock.release(lease) >= 3
-        assert dog.losses == []
-    until_nothing_is_left(shared_nodes, key)
 
 
 def test_stuttering_minority_costs_no_lease(five_nodes: DevNodes, key: str) -> None:

@@ -210,19 +210,6 @@ def test_reconfigure_moves_to_a_store_and_back(
     assert fences == sorted(set(fences))
 
 
-def test_init_refuses_live_locks(project: Project) -> None:
-    """A deployment with locks is not new."""
-    project.redlock("init", "--yes")
-    lease = project.hold("invoice:7")
-    project.nodes[0].command("HDEL", "redlock:meta", "config")
-
-    refused = project.redlock("init", "--yes")
-
-    assert refused.code != 0
-    assert "holds live locks" in refused.out + refused.err
-    assert lease.is_valid()
-
-
 def test_doctor_knows_the_server(project: Project) -> None:
     """It advises no three nodes, and finds that this server may forget."""
     project.redlock("init", "--yes")

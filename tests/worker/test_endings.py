@@ -193,18 +193,6 @@ def test_killed_child_with_acks_late_is_run_again_once(
     prefork.nodes.until_free(key)
 
 
-def test_killed_child_frees_its_lock(prefork: Deployment, key: str) -> None:
-    """When Celery gives the job up, its lock is released, and the next call runs."""
-    result = prefork.begin("job", key)
-
-    prefork.kill_child(key)
-
-    prefork.nodes.until_free(key, FREED_WITHIN)
-    with pytest.raises(WorkerLostError):
-        result.get(timeout=60)
-    prefork.finish(key, prefork.send("job", key))
-
-
 def test_killed_child_frees_the_locks_that_its_body_took(
     prefork: Deployment, key: str
 ) -> None:

@@ -4,7 +4,7 @@ Tests of other files already covered many of them:
 
 celery-singleton #40, Laravel #37060, the lock stays after a hard limit or a kill
     worker/test_endings.py::test_hard_limit_frees_the_lock_once_the_child_is_gone
-    worker/test_endings.py::test_killed_child_frees_its_lock
+    worker/test_endings.py::test_killed_child_frees_the_locks_that_its_body_took
     worker/test_endings.py::test_killed_worker_keeps_others_out_until_the_ttl_ends
 celery-singleton #20 #26 #55, retries are refused; the refusal ends the worker
     worker/test_redelivery.py::test_retries_without_delay_all_run
