@@ -140,6 +140,7 @@ class _Child:
     def __init__(self, command: Sequence[str], grace: float) -> None:
         self._command, self._grace = command, grace
         self._process: subprocess.Popen[bytes] | None = None
+        self._early: list[int] | None = None  # signals that came while it was started
         self._is_lost = self._is_told = False
         # A shell that ends leaves the programs behind that it has started, and they
         # work on without the lock. A terminal sends its signals to one group only.
@@ -153,11 +154,14 @@ class _Child:
 
     def run(self, variables: dict[str, str]) -> int:
         """Run the command with these variables, and return its exit code."""
+        self._early = []
         self._process = subprocess.Popen(  # noqa: S603  (what the user asked for)
             with_its_parent(self._command),
             env={**os.environ, **variables},
             start_new_session=self._has_group,
         )
+        for number in self._early:
+            self._forward(number)
         if self._is_lost:
             self.end()
         code = self.code
@@ -197,9 +201,12 @@ class _Child:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _forward(self, number: int, _: object) -> None:
-        if self._process is None:  # it waits for the lock
-            sys.exit(SIGNAL + number)
+    def _forward(self, number: int, _: object = None) -> None:
+        if self._process is None:
+            if self._early is None:  # it waits for the lock
+                sys.exit(SIGNAL + number)
+            self._early.append(number)  # the program may run before its id is known
+            return
         from_terminal = signal.Signals(number).name in _BY_TERMINAL
         if not (from_terminal and sys.stdin and sys.stdin.isatty()):
             self._is_told = self._is_told or number in _ENDING

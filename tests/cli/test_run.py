@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Celery
 
+import celery_redlock.cli.run as run_module
 from celery_redlock.devnodes.processes import Process
 from celery_redlock.errors import LockHeld
 from tests.cli.project import FOREIGN, Run, run_here
@@ -273,6 +274,28 @@ def test_programs_that_the_command_started_end_with_it(
 
     assert process.returncode == (76 if is_lost else 143)
     assert not is_alive(pid)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no process groups")
+def test_signal_ends_a_command_that_is_just_being_started(
+    ended: Callable[..., Run], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command runs before its parent knows it, and never beside the next holder."""
+    started = []
+
+    class Started(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            if options.get("start_new_session"):
+                started.append(self.pid)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(run_module, "_has_terminal", lambda: False)
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    run = ended("run", key, "--", "sleep", "60")
+
+    assert run.code == 143
+    assert not is_alive(started[0])
 
 
 AT_TERMINAL = "import pty, sys; pty.spawn(sys.argv[1:])"
