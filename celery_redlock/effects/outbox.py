@@ -238,12 +238,8 @@ class Outbox:
         name, app, serializer = task, self.app, options.get("serializer")
         if not isinstance(task, str):
             name, app = task.name, task.app
-            if task.typing:  # as `apply_async` does, but before the commit
-                task.__header__(*args, **kwargs)
             serializer = serializer or task.serializer
-            dump = getattr(task, "_dump_pydantic_arguments", None)
-            if dump is not None and serializer != "pickle":
-                args, kwargs = dump(args, kwargs)
+            args, kwargs = _as_sent(task, args, kwargs, serializer)
         task_id = options.pop("task_id", None) or uuid()
         check_id(task_id)
         call = [args, kwargs, _with_fixed_times(options)]
@@ -441,6 +437,17 @@ def _publish(app: Celery, message: OutboxMessage) -> Exception | None:
     except Exception as error:  # noqa: BLE001  (each broker has its own)
         return error
     return None
+
+
+def _as_sent(task: Task, args: Any, kwargs: Any, serializer: Any) -> tuple[Any, Any]:
+    """Return arguments as `apply_async` sends them; a TypeError if they do not fit."""
+    if task.typing:
+        task.__header__(*args, **kwargs)
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    if dump is None or serializer == "pickle":
+        return args, kwargs
+    dumped: tuple[Any, Any] = dump(args, kwargs)
+    return dumped
 
 
 def _is_away(error: Exception) -> bool:
