@@ -20,7 +20,7 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.broker import broadcast_of
-from celery_redlock.options.lock_options import LockOptions
+from celery_redlock.options.lock_options import lock_tasks, takes_lock
 from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
@@ -37,14 +37,9 @@ def connect() -> None:
     signals.worker_ready.connect(_check_nodes, weak=False)
 
 
-def _locking_tasks(app: Celery) -> list[Any]:
-    named = ((task, getattr(task, "lock_options", None)) for task in app.tasks.values())
-    return [task for task, options in named if isinstance(options, LockOptions)]
-
-
 def _check_configuration(sender: Any, **_: object) -> None:
     """End a worker that could run none of its tasks, with the reason."""
-    tasks = _locking_tasks(sender.app)
+    tasks = lock_tasks(sender.app)
     try:
         for task in sender.app.tasks.values():
             _refuse_task_above(task)
@@ -69,7 +64,7 @@ def _check_configuration(sender: Any, **_: object) -> None:
 
 def _refuse_task_above(task: Task) -> None:
     inner: Any = getattr(task, "run", None)
-    if isinstance(getattr(inner, "lock_options", None), LockOptions):
+    if takes_lock(inner):
         raise ConfigurationError(
             f"The function of the task {task.name} is the task {inner.name}, and would "
             "run without its lock. Apply @singleton_task alone, and no @app.task or "
@@ -98,7 +93,7 @@ def _refuse_broadcast(app: Celery, task: str) -> None:
 
 def _check_nodes(sender: Any, **_: object) -> None:
     """Let restarted nodes begin their quarantine now, and log the problems once."""
-    tasks = _locking_tasks(sender.app)
+    tasks = lock_tasks(sender.app)
     if not tasks:
         return
     for task in tasks:

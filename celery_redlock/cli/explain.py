@@ -26,13 +26,14 @@ from celery_redlock.cli.output.session import (
     Session,
 )
 from celery_redlock.errors import FingerprintError
-from celery_redlock.task.singleton_task import SingletonTask
+from celery_redlock.options.lock_options import lock_tasks
 
 if TYPE_CHECKING:
     from celery import Celery
 
     from celery_redlock.line.claims import ExistingJob
     from celery_redlock.task.explain import Explanation, Step
+    from celery_redlock.task.singleton_task import SingletonTask
 
 
 @click.command(cls=Command, short_help="Say what would happen to a call, and why.")
@@ -74,7 +75,7 @@ def explain(session: Session, *, name: str, args: str, kwargs: str) -> int:
 
 
 def _task(app: Celery, name: str) -> SingletonTask:
-    ours = {n: t for n, t in app.tasks.items() if isinstance(t, SingletonTask)}
+    ours: dict[str, SingletonTask] = {task.name: task for task in lock_tasks(app)}
     if name in ours:
         return ours[name]
     fact = "takes no lock" if name in app.tasks else "does not exist"

@@ -21,7 +21,7 @@ from celery import Task, states
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.options.lock_options import LockOptions
+from celery_redlock.options.lock_options import lock_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -176,9 +176,9 @@ def delete_old_records(app: Celery) -> int:
     Each transaction is a small one.
     """
     stores = {}
-    for task in list(app.tasks.values()):
-        options = getattr(task, "lock_options", None)
-        if isinstance(options, LockOptions) and options.exactly_once_in is not None:
+    for task in lock_tasks(app):
+        options = task.lock_options
+        if options.exactly_once_in is not None:
             records = runtime_of(app).options(task.name, options).records
             stores[options.exactly_once_in] = records
     deleted, than = 0, now()

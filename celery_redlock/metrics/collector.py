@@ -21,8 +21,8 @@ from celery_redlock.beat import election_key
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.operations.inspect import NodeState, node_status, voting_nodes
 from celery_redlock.operations.scan import inspect_limits, scan
+from celery_redlock.options.lock_options import lock_tasks
 from celery_redlock.records.standbys import leadership_of
-from celery_redlock.task.singleton_task import SingletonTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,8 +175,8 @@ class StateCollector:
 
 def _limited_keys(app: Celery) -> list[LimitedKey]:
     """Return the templates of the tasks of this app that have limits."""
-    tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
-    found = {key.label: key for task in tasks for key in task.key_rule.limited_keys()}
+    rules = (task.key_rule for task in lock_tasks(app))
+    found = {key.label: key for rule in rules for key in rule.limited_keys()}
     return list(found.values())
 
 

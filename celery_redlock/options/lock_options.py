@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import inspect
     from collections.abc import Callable, Collection, Mapping
 
+    from celery import Celery
     from typing_extensions import Unpack
 
 _NAMES = tuple(LockArguments.__annotations__)
@@ -177,6 +178,19 @@ class LockOptions(_AllOptions):
             ),
             records=records,
         )
+
+
+def lock_tasks(app: Celery) -> list[Any]:
+    """Return the tasks of an app that take a lock, by name.
+
+    Celery's own take none, also where ``SingletonTask`` is the app's ``task_cls``.
+    """
+    return [task for _, task in sorted(app.tasks.items()) if takes_lock(task)]
+
+
+def takes_lock(task: object) -> bool:
+    """Tell whether this is a task that takes a lock."""
+    return isinstance(getattr(task, "lock_options", None), LockOptions)
 
 
 # Every task that is registered asks this for each of its attributes. The names are

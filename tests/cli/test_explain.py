@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+from celery import Celery
+
+from celery_redlock import SingletonTask
+from celery_redlock.cli.explain import _task
+from celery_redlock.cli.output.session import Failure
 from celery_redlock.locks.limits import Limit
 
 if TYPE_CHECKING:
@@ -113,3 +119,12 @@ def test_explain_of_a_wrong_call_is_wrong_usage(project: Project) -> None:
     assert "--args is not JSON" in no_json.err
     assert "write a JSON list" in no_list.err
     assert "send_invoice" in no_fit.err
+
+
+def test_task_of_celery_takes_no_lock() -> None:
+    """Also where all tasks of the app have our class."""
+    app = Celery("ours", task_cls=SingletonTask, set_as_current=False)
+    app.finalize()
+
+    with pytest.raises(Failure, match="takes no lock"):
+        _task(app, "celery.chord")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import Celery
 
-from celery_redlock import singleton_task
+from celery_redlock import SingletonTask, singleton_task
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.locks.limits import Limit
 from celery_redlock.metrics.collector import StateCollector
@@ -130,6 +130,20 @@ def test_permit_is_counted_for_the_template_that_says_most_of_its_key(
 
     assert found["permits_in_use", "tenant:{tenant}"] == 1
     assert found["permits_in_use", "{tenant}"] == 1
+
+
+def test_app_whose_tasks_are_all_of_our_class_has_gauges(
+    app: Celery, service: Redlock, samples: Callable[[], Samples]
+) -> None:
+    """Celery's own tasks are of that class then, and take no lock."""
+    app.task_cls = SingletonTask
+    task_of(app, "imports", key="imports", limit=3)
+    app.finalize()
+
+    assert samples() == {
+        ("permits_in_use", "imports"): 0,
+        ("permits_free", "imports"): 3,
+    }
 
 
 def test_app_without_limits_has_no_gauges_of_permits(

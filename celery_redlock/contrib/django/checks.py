@@ -65,7 +65,7 @@ def check_nodes(**_: object) -> list[CheckMessage]:
 
 def _project_messages() -> Iterator[CheckMessage]:
     from celery_redlock.app.runtime import runtime_of
-    from celery_redlock.options.lock_options import LockOptions
+    from celery_redlock.options.lock_options import lock_tasks
 
     try:
         app = celery_app()
@@ -77,11 +77,7 @@ def _project_messages() -> Iterator[CheckMessage]:
             id=f"{TAG}.tasks",
         )
         return
-    tasks = [
-        task
-        for _, task in sorted(app.tasks.items())
-        if isinstance(getattr(task, "lock_options", None), LockOptions)
-    ]
+    tasks = lock_tasks(app)
     if not tasks and app.main == _NO_APP:
         yield Info(
             "No Celery app of the project is imported, so its locks are not checked.",

@@ -19,8 +19,8 @@ from celery_redlock import (
     current_lease,
     singleton_task,
 )
-from celery_redlock.app.worker_hooks import _locking_tasks
 from celery_redlock.options.foreign import FOREIGN
+from celery_redlock.options.lock_options import lock_tasks
 from tests.unit.tasks.support import KEY, Worker, open_app
 
 DOCS = Path(__file__).parents[3] / "docs" / "how-to"
@@ -118,7 +118,7 @@ def test_task_class_of_the_app_leaves_celerys_tasks_alone(nodes: Any) -> None:
 
         builtins.add_backend_cleanup_task(app)
         builtins.add_map_task(app)
-        assert [task.name for task in _locking_tasks(app)] == ["job"]
+        assert [task.name for task in lock_tasks(app)] == ["job"]
         assert worker.run(job).result is True
         cleanup = app.tasks["celery.backend_cleanup"]
         assert worker.run(cleanup).stored == states.SUCCESS
