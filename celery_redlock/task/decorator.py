@@ -18,13 +18,11 @@ from celery import Task, current_app
 from celery._state import _get_active_apps, connect_on_app_finalize
 from celery.local import Proxy
 
-from celery_redlock.basics.signature import hidden_parameters
 from celery_redlock.options.lock_options import LockOptions
-from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.singleton_task import (
     PublishedOnCommit,
     SingletonTask,
-    signature_of_body,
+    rule_of_body,
     without_lost,
 )
 
@@ -120,12 +118,9 @@ def singleton_task(
         )
     ours, celerys = LockOptions.split(options, foreign=dir(Task))
     ours = {**celerys.pop("redlock", {}), **ours}
-    signature = signature_of_body(function, bound=celerys.get("bind", False))
-    hidden = hidden_parameters(function)
-    LockOptions.of(ours).key_rule(_name_of(function), signature, hidden)
-    if known := base or (app and app.Task):
-        refuse_batches(_name_of(function), known.__mro__)
-        refuse_async(_name_of(function), function, _under_the_lock(known))
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    known, bound = base or (app and app.Task), celerys.get("bind", False)
+    rule_of_body(name, function, LockOptions.of(ours), known, bound=bound)
     celerys["redlock"] = ours
     if "dont_autoretry_for" in celerys:  # Celery then ignores the class's own
         celerys["dont_autoretry_for"] = without_lost(
@@ -135,18 +130,6 @@ def singleton_task(
     if app is None:
         return _share(function, base, celerys)
     return app.task(base=_composed(base or app.Task), **celerys)(function)
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", None) or type(function).__qualname__
-
-
-def _under_the_lock(base: type[Task]) -> tuple[type, ...]:
-    """Return the base classes whose ``__call__`` runs while the lock is held."""
-    bases = base.__mro__
-    if issubclass(base, SingletonTask):
-        return bases[bases.index(SingletonTask) + 1 :]
-    return bases
 
 
 def _composed(base: type[Task]) -> type[Task]:

@@ -193,12 +193,8 @@ class SingletonTask(_Base[P, R]):
             return
         cls._read_options()
         bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
-        signature = signature_of_body(cls.run, bound=bound)
-        lock = cls.__mro__.index(SingletonTask)
-        refuse_batches(cls.name, cls.__mro__)
-        refuse_async(cls.name, cls.run, cls.__mro__[lock + 1 :])
-        hidden = hidden_parameters(cls.run)
-        cls.key_rule = cls.lock_options.key_rule(cls.name, signature, hidden)
+        options = cls.lock_options
+        cls.key_rule = rule_of_body(cls.name, cls.run, options, cls, bound=bound)
         cls.Request = _request_class_of(cls)
         cls.tracks_start, cls.track_started = bool(cls.track_started), False
         if cls.lock_options.exactly_once_in is not None:
@@ -611,7 +607,24 @@ def without_lost(
     return others if named else (*others, LockLost)
 
 
-def signature_of_body(body: Callable[..., Any], *, bound: bool) -> inspect.Signature:
+def rule_of_body(
+    name: str, body: Callable[..., Any], options: LockOptions, base: Any, *, bound: bool
+) -> KeyRule:
+    """Return the rule by which the calls of a body get their keys, checked against it.
+
+    Its task class, if it is known, may run the coroutine or generator that it makes.
+    """
+    signature = _signature_of_body(body, bound=bound)
+    if base is not None:
+        bases: tuple[type, ...] = base.__mro__
+        refuse_batches(name, bases)
+        if SingletonTask in bases:  # those behind it run while the lock is held
+            bases = bases[bases.index(SingletonTask) + 1 :]
+        refuse_async(name, body, bases)
+    return options.key_rule(name, signature, hidden_parameters(body))
+
+
+def _signature_of_body(body: Callable[..., Any], *, bound: bool) -> inspect.Signature:
     """Return the signature of a task's body, without ``self`` if it is bound.
 
     It is that of the function that Celery calls, and not of one that it wraps.
