@@ -226,7 +226,7 @@ class Etcd(CompareAndSwapStore):
             return [ErrorReply(denied) for _ in commands]
 
     def _fits(self, needs: Needs) -> bool:
-        return len(needs.exclusive) <= _MOST_READ
+        return len(needs.locked) <= _MOST_READ
 
     def _snapshot(self, needs: Needs, *, is_newest: bool) -> StoreKeyspace:
         del is_newest  # as all that etcd reads is
@@ -244,7 +244,7 @@ class Etcd(CompareAndSwapStore):
         self, needs: Needs, cells: Sequence[Cell], loader: Etcd | None
     ) -> StoreKeyspace:
         keys = StoreKeyspace(loader, replid=self._replid, time=self._time())
-        keys.enter({*needs.names, *needs.fields}, cells)
+        keys.enter({*needs.names, *needs.states}, cells)
         return keys
 
     def _begin(self, ranges: list[dict[str, Any]]) -> list[Cell]:
@@ -292,11 +292,10 @@ class Etcd(CompareAndSwapStore):
         """
         self._forget_if_connected_again()
         parts = needs.parts
-        counters = {b"%b\n%b" % (n, f) for n in parts for f in needs.fields[n]}
         now, observed_at = SYSTEM_CLOCK.monotonic(), self._members[0].clock.observed_at
         if (
             not needs.own
-            or not needs.names <= needs.exclusive <= needs.names | counters
+            or needs.names != needs.exclusive
             or not parts <= self._states.keys()
             or needs.names & self._states.keys()
             or needs.names & self._seen
@@ -387,7 +386,7 @@ class Etcd(CompareAndSwapStore):
         if header["cluster_id"].encode() != self._replid:
             raise StoreError("was replaced by another cluster; is there a proxy?")
         if not reply.get("succeeded", False):
-            self._forget({*needs.names, *needs.fields})
+            self._forget({*needs.names, *needs.states})
             self._refused = (needs, reply) if asked_for else (None, {})
             return False
         self._remember_commit(changes, needs, header["revision"])
@@ -421,9 +420,7 @@ class Etcd(CompareAndSwapStore):
         """
         changed = {n for n, _ in (*changes.removed, *changes.written)} | changes.wiped
         parts = needs.parts
-        whole = needs.exclusive | changed
-        whole -= {b"%b\n%b" % (n, one) for n, fs in needs.fields.items() for one in fs}
-        whole -= parts
+        whole = (needs.exclusive | changed) - parts
         present = {name for name in whole if (name, HEAD) in self._versions}
         heads = [self._is_unchanged(name, HEAD) for name in present | parts]
         fields = [one for n in parts for one in self._of_part(n, needs, changes)]

@@ -46,13 +46,12 @@ class Needs:
     """The keys that one script reads and changes, or several that run together.
 
     Attributes:
-        exclusive: What no other transaction may use meanwhile: names of keys, and
-            fields of hashes: name, line feed, field.
+        exclusive: Keys that no other transaction may use meanwhile.
         shared: What others may read meanwhile, and not change.
         names: The keys to load.
-        fields: The hashes of which a part is loaded: name -> fields.
-        states: Those of these fields that decide whether a node votes.
-        stripes: The others, which are stripes.
+        states: The hashes of which a part is loaded: name -> the fields that decide
+            whether a node votes.
+        stripes: More of their fields, which no other transaction may use meanwhile.
         large: Sorted sets that are better not loaded, and the members in question. A
             store that can count them itself loads their heads and these members.
         own: Keys of which the caller is or becomes the holder: others rarely change
@@ -65,7 +64,6 @@ class Needs:
     exclusive: set[bytes] = field(default_factory=set)
     shared: set[bytes] = field(default_factory=set)
     names: set[bytes] = field(default_factory=set)
-    fields: dict[bytes, set[bytes]] = field(default_factory=dict)
     states: dict[bytes, frozenset[bytes]] = field(default_factory=dict)
     stripes: dict[bytes, set[bytes]] = field(default_factory=dict)
     large: dict[bytes, set[bytes]] = field(default_factory=dict)
@@ -77,7 +75,21 @@ class Needs:
     @property
     def parts(self) -> set[bytes]:
         """The hashes of which no more than a part is loaded."""
-        return self.fields.keys() - self.names
+        return self.states.keys() - self.names
+
+    @property
+    def fields(self) -> dict[bytes, frozenset[bytes]]:
+        """Of each hash of which a part is loaded, the fields to load."""
+        stripes = self.stripes
+        return {
+            name: it.union(stripes.get(name, ())) for name, it in self.states.items()
+        }
+
+    @property
+    def locked(self) -> set[bytes]:
+        """Names of the exclusive keys; for a stripe: its hash, line feed, its own."""
+        pairs = [(name, one) for name, its in self.stripes.items() for one in its]
+        return self.exclusive.union([b"%b\n%b" % pair for pair in pairs])
 
     def counters(self, name: bytes) -> list[tuple[bytes, bytes]]:
         """Return name and field of the cells that are stripes of a hash."""
@@ -99,16 +111,11 @@ class Needs:
             self.exclusive.update(map(keys.__getitem__, plan.exclusive))
         for i, state, has_stripes in plan.parts:
             name = keys[i]
-            fields = self.fields.setdefault(name, set())
-            fields |= state
             known = self.states.get(name, state)
             self.states[name] = state if known is state else known | state
             if has_stripes:
                 stripes = args[plan.stripes : plan.stripes + plan.locks]
-                fields.update(stripes)
                 self.stripes.setdefault(name, set()).update(stripes)
-                if not plan.is_read:
-                    self.exclusive.update([b"%b\n%b" % (name, s) for s in stripes])
             if not plan.is_read:
                 # What is decided must not outlast a change of the node.
                 self.shared.add(name)

@@ -385,7 +385,7 @@ class PostgreSQL:
             replid=self._identifier + found.place,
             time=ServerTime(found.now_us, found.now_us),
         )
-        keys.enter(needs.names, found.cells, needs.fields)
+        keys.enter(needs.names, found.cells, needs.states)
         try:
             replies = [run(command, keys) for command in commands]
         except NotRemembered:

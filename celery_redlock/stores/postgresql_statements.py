@@ -250,7 +250,7 @@ class Statements:
 def lock(needs: Needs) -> Statement:
     """Lock what scripts need until the end of the transaction."""
     numbers = dict.fromkeys(map(hash_of, needs.shared), True)
-    numbers |= dict.fromkeys(map(hash_of, needs.exclusive), False)
+    numbers |= dict.fromkeys(map(hash_of, needs.locked), False)
     order = sorted(numbers)
     return Statement(
         "lock and commit late" if needs.may_be_late else "lock",

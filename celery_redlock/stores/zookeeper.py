@@ -367,7 +367,7 @@ class ZooKeeper(CompareAndSwapStore):
         left = [self._counters.get(place) for place in counters]
         # Only what raises a counter can take a lock.
         taken = names - self._memory.keys() if counters else set()
-        known = {name: self._memory.get(name) for name in names | needs.fields.keys()}
+        known = {name: self._memory.get(name) for name in names | needs.states.keys()}
         if (
             not names
             or not names <= needs.own
@@ -391,7 +391,7 @@ class ZooKeeper(CompareAndSwapStore):
         if has_ended(cells, time):
             return None
         keys = StoreKeyspace(None, replid=self._replid, time=time)
-        keys.enter([*needs.names, *needs.fields], cells)
+        keys.enter([*needs.names, *needs.states], cells)
         return keys
 
     def _remember(

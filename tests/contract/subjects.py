@@ -584,13 +584,13 @@ class WatchedKeyspace:
         """Check that a store would have loaded and locked all of it."""
         loaded = needs.names | needs.large.keys() | self.asked_for
         for name, field in self.read:
-            fields = needs.fields.get(name, set())
+            fields = needs.fields.get(name, frozenset())
             assert name in loaded or field in fields, (name, field)
         for name, field in self.changed:
             if field == b"looked":
                 continue  # of a node that counts evicted keys; a store is none
             one = b"%b\n%b" % (name, field or b"")
-            assert name in needs.exclusive or one in needs.exclusive, (name, field)
+            assert name in needs.locked or one in needs.locked, (name, field)
 
 
 class _WatchedFields(dict[bytes, bytes]):
