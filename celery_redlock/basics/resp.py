@@ -8,6 +8,8 @@ listen to all nodes at once.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_redlock.basics.text import MOST_TOLD, printable_line
@@ -192,21 +194,13 @@ def python_pack(words: tuple[str | bytes, ...]) -> bytes:
     return b"".join(chunks)
 
 
-try:
+pack_words: Callable[[Any], bytes] = python_pack
+new_reader: Callable[[], ReplyReader] = PythonReader
+
+with suppress(ImportError):
     import hiredis
-except ImportError:
-    pack_words: Callable[[Any], bytes] = python_pack
 
-    def new_reader() -> ReplyReader:
-        """Return a reader for one connection."""
-        return PythonReader()
-
-else:
     pack_words = hiredis.pack_command
-
-    def new_reader() -> ReplyReader:
-        """Return a reader for one connection."""
-        reader: ReplyReader = hiredis.Reader(
-            protocolError=ErrorReply, replyError=ErrorReply
-        )
-        return reader
+    new_reader = partial(
+        hiredis.Reader, protocolError=ErrorReply, replyError=ErrorReply
+    )
