@@ -34,14 +34,14 @@ from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.basics.text import is_port
 from celery_redlock.scripts.keyspace import STRING
 from celery_redlock.stores.commands import add_needs, run
-from celery_redlock.stores.keyspace import Cell, Loader, NotRemembered
+from celery_redlock.stores.keyspace import Cell, Loader, NotRemembered, StoreKeyspace
 from celery_redlock.stores.needs import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from celery_redlock.stores.connection import Command
-    from celery_redlock.stores.keyspace import Changes, StoreKeyspace
+    from celery_redlock.stores.keyspace import Changes
     from celery_redlock.stores.server_clock import ServerTime
 
 _TRIES, _TRIES_TOGETHER = 30, 3
@@ -54,10 +54,12 @@ class CompareAndSwapStore(Loader, Protocol):
     A store adds ``_servers``, ``_snapshot`` and ``_commit``, and what `Loader` asks.
 
     Attributes:
+        _replid: The name of the memory of the store, as in `StoreKeyspace`.
         _reads_newest: Whether each snapshot has all commits of before. If not, scripts
             that might change something, and do not, run again on one that has.
     """
 
+    _replid: bytes
     _reads_newest: bool = True
 
     @classmethod
@@ -137,6 +139,18 @@ class CompareAndSwapStore(Loader, Protocol):
         It has no loader.
         """
         return None
+
+    def _keyspace(
+        self,
+        needs: Needs,
+        cells: Iterable[Cell],
+        time: ServerTime,
+        loader: Loader | None,
+    ) -> StoreKeyspace:
+        """Return what is needed, of which there are these cells at this time."""
+        keys = StoreKeyspace(loader, replid=self._replid, time=time)
+        keys.enter({*needs.names, *needs.states}, cells)
+        return keys
 
     def _fits(self, _needs: Needs) -> bool:
         """Tell whether one transaction can do all that is needed."""

@@ -65,14 +65,14 @@ from celery_redlock.stores.compare_and_swap import (
 )
 from celery_redlock.stores.connection import GRANT, StoreError, readable
 from celery_redlock.stores.etcd_member import EtcdMember, MemberError, tls_of
-from celery_redlock.stores.keyspace import HEAD, Cell, NotRemembered, StoreKeyspace
+from celery_redlock.stores.keyspace import HEAD, Cell, NotRemembered, is_counter
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from celery_redlock.stores.connection import Command
-    from celery_redlock.stores.keyspace import Changes
+    from celery_redlock.stores.keyspace import Changes, StoreKeyspace
     from celery_redlock.stores.needs import Needs
     from celery_redlock.stores.server_clock import ServerTime
 
@@ -238,14 +238,7 @@ class Etcd(CompareAndSwapStore):
         else:
             cells = self._begin(_ranges_of(needs))
         self._remember_read(needs, cells)
-        return self._keyspace(needs, cells, self)
-
-    def _keyspace(
-        self, needs: Needs, cells: Sequence[Cell], loader: Etcd | None
-    ) -> StoreKeyspace:
-        keys = StoreKeyspace(loader, replid=self._replid, time=self._time())
-        keys.enter({*needs.names, *needs.states}, cells)
-        return keys
+        return self._keyspace(needs, cells, self._time(), self)
 
     def _begin(self, ranges: list[dict[str, Any]]) -> list[Cell]:
         """Read these ranges at one revision, and keep the versions of their cells."""
@@ -316,7 +309,7 @@ class Etcd(CompareAndSwapStore):
             return None
         ranges = _ranges_of(needs)
         self._asked_for = ranges if len(ranges) <= _MOST_ASKED_FOR else []
-        return self._keyspace(needs, cells, None)
+        return self._keyspace(needs, cells, self._time(), None)
 
     def _forget_if_connected_again(self) -> None:
         connects = sum(member.connects for member in self._members)
@@ -338,7 +331,7 @@ class Etcd(CompareAndSwapStore):
             known = [
                 cell
                 for cell in cells
-                if cell.name == name and not _is_counter(cell.field)
+                if cell.name == name and not is_counter(cell.field)
             ]
             versions = {
                 (name, cell.field): self._versions[name, cell.field] for cell in known
@@ -347,7 +340,7 @@ class Etcd(CompareAndSwapStore):
 
     def _remember_commit(self, changes: Changes, needs: Needs, revision: str) -> None:
         for name, field in (*changes.removed, *changes.written):
-            if not _is_counter(field):
+            if not is_counter(field):
                 self._forget({name})
         self._forget(changes.wiped)
         self._seen -= changes.wiped & needs.own
@@ -767,17 +760,13 @@ def _is_no_newer(start: bytes, end: bytes, revision: str) -> dict[str, Any]:
     return {**newest, **_span(start, end)}
 
 
-def _is_counter(field: bytes) -> bool:
-    return field[1:].isdigit()
-
-
 def _data(cell: Cell) -> bytes:
     """Return the bytes of a cell.
 
     Of two counters with up to 16 digits, the lesser text is the lesser number. Those
     with more digits have a score, by which their text is greater than all of these.
     """
-    if cell.kind == HASH and _is_counter(cell.field):
+    if cell.kind == HASH and is_counter(cell.field):
         is_long = len(cell.value or b"") > _TIME_DIGITS
         cell = cell._replace(score=0.0 if is_long else None)
     return encoded(cell)

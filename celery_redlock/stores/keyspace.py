@@ -342,5 +342,10 @@ class StoreKeyspace(Keyspace):
         self._shrunk.clear()
 
 
+def is_counter(field: bytes) -> bool:
+    """Tell whether this cell of a hash is a fence counter, by its number."""
+    return field[1:].isdigit()
+
+
 def _finite(score: float) -> float:
     return math.copysign(1e308, score) if math.isinf(score) else score

@@ -254,7 +254,7 @@ def lock(needs: Needs) -> Statement:
     order = sorted(numbers)
     return Statement(
         "lock and commit late" if needs.may_be_late else "lock",
-        (_numbers(_INT8, order), _flags(tuple(map(numbers.get, order)))),
+        (_numbers(_INT8, order), _numbers(_BOOL, [*map(numbers.get, order)])),
     )
 
 
@@ -355,7 +355,7 @@ def _columns(changes: Changes) -> Sequence[bytes]:
     )
     return (
         *(_array(names), _array(fields)),
-        _kinds(kinds),
+        _array([kind.encode() for kind in kinds], _TEXT),
         *(_array(values), _numbers(_FLOAT8, scores), _numbers(_INT8, ends)),
     )
 
@@ -423,16 +423,6 @@ def listen_name(channel: bytes) -> str:
 
 
 # -- values in binary form ------------------------------------------------------------
-
-
-@lru_cache(maxsize=256)
-def _flags(values: tuple[bool | None, ...]) -> bytes:
-    return _numbers(_BOOL, values)
-
-
-@lru_cache(maxsize=256)
-def _kinds(values: tuple[str, ...]) -> bytes:
-    return _array([kind.encode() for kind in values], _TEXT)
 
 
 def element(value: bytes) -> bytes:

@@ -107,14 +107,14 @@ from celery_redlock.stores.connection import (
     StoreError,
     readable,
 )
-from celery_redlock.stores.keyspace import HEAD, Cell, StoreKeyspace
+from celery_redlock.stores.keyspace import HEAD, Cell, is_counter
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from celery_redlock.stores.connection import Command
-    from celery_redlock.stores.keyspace import Changes
+    from celery_redlock.stores.keyspace import Changes, StoreKeyspace
     from celery_redlock.stores.needs import Needs
 
 _ROOT, _ID, _KEYS, _WAKE = (
@@ -313,8 +313,7 @@ class ZooKeeper(CompareAndSwapStore):
         if has_ended(cells, time):
             # By a clock that was set back meanwhile, it may not have.
             time = self._time(is_asked=True)
-        keys = StoreKeyspace(self, replid=self._replid, time=time)
-        keys.enter([*needs.names, *parts], cells)
+        keys = self._keyspace(needs, cells, time, self)
         if len(self._seen) > _REMEMBERED:
             self._seen.clear()
         self._seen -= needs.rare | needs.own
@@ -390,9 +389,7 @@ class ZooKeeper(CompareAndSwapStore):
         time = self._time()
         if has_ended(cells, time):
             return None
-        keys = StoreKeyspace(None, replid=self._replid, time=time)
-        keys.enter([*needs.names, *needs.states], cells)
-        return keys
+        return self._keyspace(needs, cells, time, None)
 
     def _remember(
         self,
@@ -404,7 +401,7 @@ class ZooKeeper(CompareAndSwapStore):
         """Update the remembered locks and counters by the changes of a commit."""
         self._seen -= gone & needs.own
         for place, cell in written.items():
-            if cell.kind == HASH and cell.field[1:].isdigit():
+            if cell.kind == HASH and is_counter(cell.field):
                 version = self._versions.get(place, _MISSING)
                 left = self._counters.pop(place, None)
                 is_steady = bool(left and left.is_steady and left.version == version)
@@ -920,7 +917,7 @@ def _ends_at_ms(name: bytes, data: bytes) -> float:
 
 def _has_znode(kind: str, field: bytes) -> bool:
     """Tell whether a member is a znode of its own: all but most fields of hashes."""
-    return kind != HASH or field[1:].isdigit()
+    return kind != HASH or is_counter(field)
 
 
 @lru_cache(maxsize=1024)
