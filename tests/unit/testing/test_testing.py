@@ -197,6 +197,22 @@ def test_frozen_node_runs_requests_after_thaw(
     assert holders(nodes) == [lease.token] * 3
 
 
+@pytest.mark.parametrize("fault", ["freeze", "partition", "mute"])
+def test_nodes_with_a_fault_from_the_start_vote_afterwards(
+    nodes: FakeNodes, fault: str
+) -> None:
+    """A test may begin with an outage: its service is made at its first use."""
+    getattr(nodes, fault)(0, 1, 2)
+    redlock = nodes.redlock()
+    with pytest.raises(QuorumUnreachable):
+        redlock.acquire("k")
+
+    nodes.thaw()
+    nodes.heal()
+
+    redlock.release(redlock.acquire("k"))
+
+
 def test_frozen_node_hangs_for_all_clients(nodes: FakeNodes, redlock: Redlock) -> None:
     """The server is stopped, not a connection."""
     other = nodes.another_client().redlock()
