@@ -94,10 +94,7 @@ def _lines(seen: Scan, shown: Sequence[SeenHolder]) -> Iterator[str]:
 
 
 def _document(seen: Scan, shown: Sequence[SeenHolder]) -> dict[str, Any]:
-    """Return the JSON document.
-
-    Durations are in seconds; None: for ever. ``held`` is None where it cannot be told.
-    """
+    """Return the JSON document. ``held`` is None where it cannot be told."""
     return {
         "nodes": [node.label for node in seen.nodes],
         "quorum": seen.quorum,

@@ -164,11 +164,7 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
 
 
 def _kill(session: Session, holders: list[Holder]) -> list[str]:
-    """Kill the processes of these holders; return what was done, a line for each.
-
-    Raises:
-        Failure: A holder may still run. Nothing was released.
-    """
+    """Kill the processes of these holders; return what was done, a line for each."""
     try:
         done = [kill_holder(session.app, holder) for holder in holders]
     except HolderLives as error:

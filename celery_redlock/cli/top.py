@@ -60,17 +60,11 @@ def top(session: Session, *, every: float) -> None:
 
 
 class _Frame(NamedTuple):
-    """The nodes and locks at one moment.
-
-    Attributes:
-        seen: The nodes and locks.
-        taken: Locks per second since the frame before; None if that cannot be told.
-        released: The same.
-    """
+    """The nodes and locks at one moment, and the change since the frame before."""
 
     seen: Scan
-    taken: float | None
-    released: float | None
+    taken: float | None  # locks per second; None if that cannot be told
+    released: float | None  # the same
 
 
 def _frames(redlock: Redlock) -> Iterator[_Frame]:

@@ -273,12 +273,7 @@ class _Move:
         )
 
     def _why(self, look: NodeMembership, present: Iterable[View]) -> str:
-        """Say why a node cannot be moved, and the remedy.
-
-        Args:
-            look: What the node knows of itself.
-            present: The views in which old nodes vote.
-        """
+        """Say why a node cannot be moved; ``present`` is how old nodes vote."""
         if not look.config.startswith(CLOSED):
             difference, _ = refusal(look.config, self._old.guard.config)
             return f"the nodes {difference}"
@@ -548,9 +543,7 @@ class _Move:
     def _remedy(self, can_be_marked: int) -> str:
         """Return what to do when too few nodes are closed or open.
 
-        Args:
-            can_be_marked: How many future nodes answer, and do not vote yet. An abort
-                marks a majority of all.
+        An abort marks a majority of the future nodes: those that do not vote yet.
         """
         remedy = _INTERRUPTED.format(it="the reconfiguration")
         if can_be_marked < self._new.quorum:

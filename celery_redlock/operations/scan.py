@@ -411,8 +411,8 @@ def _holders(
 
     Args:
         key: The name of the lock or call.
-        values: The milliseconds left on each node that has this value.
-        unsure: How many of the nodes that do not have this value cannot tell.
+        values: For each value, the milliseconds left on each node that has it.
+        unsure: For each value, how many nodes that lack it cannot tell.
         quorum: How many nodes are a majority.
         parse: Reads a value.
     """

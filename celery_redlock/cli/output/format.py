@@ -146,24 +146,14 @@ def unseen_lines(unseen: Mapping[str, str]) -> list[str]:
 
 
 def doubt_lines(nodes: Iterable[NodeStatus], settings: str = "") -> list[str]:
-    """Return the reason of each node that cannot tell the held locks.
-
-    Args:
-        nodes: All nodes.
-        settings: How the settings differ, with the remedy, where they do.
-    """
+    """Return why nodes cannot tell the held locks, and how settings differ."""
     return unseen_lines(doubts_of(nodes)) + (
         [painted(settings, "warning")] if settings else []
     )
 
 
 def keys_text(key: str, *, beside: Sequence[str] = ()) -> str:
-    """Return the keys of a call or a lock, for a table.
-
-    Args:
-        key: One key, or several, one a line.
-        beside: All keys that its holder took together, if they were several.
-    """
+    """Return the keys of a lock, for a table, with those that were taken together."""
     others = [one for one in beside if one != key]
     together = f" with {' and '.join(others)}" if others else ""
     return " and ".join(keys_of(key)) + together
@@ -225,12 +215,7 @@ def limit_document(limit: Limit) -> dict[str, Any]:
 
 
 def limit_lines(limits: Sequence[LimitInUse], most: int = 20) -> list[str]:
-    """Say how many permits of each limit are in use, one line for each.
-
-    Args:
-        limits: The limits.
-        most: How many lines there may be.
-    """
+    """Say how many permits of each limit are in use, on so many lines at most."""
     lines = [
         painted(str(one), "warning") if one.is_full else str(one)
         for one in limits[:most]
@@ -243,12 +228,7 @@ def limit_lines(limits: Sequence[LimitInUse], most: int = 20) -> list[str]:
 def limits_document(
     limits: Iterable[LimitInUse], *, permits: bool = False
 ) -> list[dict[str, Any]]:
-    """Return limits for JSON, with the number of permits that are in use.
-
-    Args:
-        limits: The limits.
-        permits: Whether the permits that have a holder are among it.
-    """
+    """Return limits for JSON, with how many permits are in use, or also which."""
     return [
         {**limit_document(one.limit), "in_use": one.in_use}
         | ({"permits": [*map(seen_document, one.permits)]} if permits else {})

@@ -116,13 +116,7 @@ class Session:
     def confirm(
         self, question: str, *, yes: bool, otherwise: str = "Nothing was done."
     ) -> None:
-        """Ask before a change. Ends the command unless the answer is yes.
-
-        Args:
-            question: What is asked.
-            yes: Whether the answer is known to be yes.
-            otherwise: The line to print before the command ends after another answer.
-        """
+        """Ask, if the answer is not ``yes`` already. Another one ends the command."""
         try:
             if yes or click.confirm(inked(question, colors=False), err=True):
                 return

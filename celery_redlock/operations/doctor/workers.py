@@ -172,11 +172,7 @@ def _nodes_of_workers(
     """Return the lists of nodes that each running worker has for its lock tasks.
 
     A worker tells the names of its nodes, which have no passwords: its answer goes over
-    the broker.
-
-    Args:
-        app: The app that asks.
-        names: The names of the tasks that count; all by default.
+    the broker. Tasks with other names do not count.
     """
     told: dict[str, set[frozenset[str]]] = {}
     replies = told_by_workers(app, "registered", "lock_nodes")
