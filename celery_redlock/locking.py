@@ -282,7 +282,11 @@ def _greenlet() -> object | None:
 
 
 def current_lease(key: str | None = None) -> Lease | None:
-    """Return the innermost valid lease under which this code runs, or None.
+    """Return the lease of the innermost block that this code is inside of, or None.
+
+    The lease may be lost: then ``ensure`` raises `LockLost`, and storage refuses its
+    fence. None means that no block is around: the body of a task runs so if it is
+    called as a function, eagerly, or without its lock (``"allow"``, ``"run"``).
 
     It is the lease of a block that called this code, or of a block around the event
     loop that runs this task. Threads, greenlets and tasks that a block starts have
@@ -292,9 +296,8 @@ def current_lease(key: str | None = None) -> Lease | None:
         key: Return the lease that has this key instead.
     """
     for block in _blocks_around(event_loop=True):
-        lease = block.lease
-        if lease.is_valid() and (key is None or lease.covers(key)):
-            return lease
+        if key is None or block.lease.covers(key):
+            return block.lease
     return None
 
 

@@ -328,11 +328,13 @@ def test_current_lease_is_the_innermost(site: Site) -> None:
     assert current_lease() is None
 
 
-def test_current_lease_is_valid_or_none(site: Site) -> None:
-    """If the inner lease has ended, an outer valid one is current."""
-    with site.lock("a", ttl=60.0) as a:
-        with contextlib.suppress(LockLost):
-            with site.lock("b"):
-                site.clock.advance(TTL)
-                assert current_lease() is a
-                assert current_lease("b") is None
+def test_current_lease_may_be_lost(site: Site) -> None:
+    """``ensure`` then says so. None would be the answer of code without a lock."""
+    with site.lock("a", ttl=60.0), contextlib.suppress(LockLost):
+        with site.lock("b") as b:
+            site.clock.advance(TTL)
+
+            assert current_lease() is current_lease("b") is b
+            with pytest.raises(LockLost):
+                b.ensure()
+            assert held_lease(site.redlock, "b") is None

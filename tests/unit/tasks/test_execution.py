@@ -20,7 +20,7 @@ from celery_redlock.signals import lock_acquired, lock_heartbeat
 from celery_redlock.task.execution import running
 from celery_redlock.testing import SignalRecorder
 from tests.harness.waiting import until
-from tests.unit.tasks.support import KEY, run_until_stopped
+from tests.unit.tasks.support import HOUR, KEY, run_until_stopped
 
 if TYPE_CHECKING:
     from celery_redlock.locks.lease import Lease
@@ -167,6 +167,29 @@ def test_body_that_ends_as_if_nothing_had_happened_has_lost_its_lock(
         return "done"
 
     assert isinstance(live.run(job).result, LockLost)
+
+
+@pytest.mark.parametrize(
+    ("on_lock_lost", "stored"),
+    [("abort", states.FAILURE), ("retry", states.RETRY), ("warn", states.FAILURE)],
+)
+def test_body_that_asks_for_its_lost_lease_gets_lock_lost(
+    worker: Worker, on_lock_lost: str, stored: str
+) -> None:
+    """A process that was paused asks for its lease before the watchdog runs again."""
+
+    @worker.task(on_lock_lost=on_lock_lost)
+    def job() -> None:
+        worker.nodes.clock.sleep(HOUR)
+        lease = current_lease()
+        assert lease is not None
+        lease.ensure()
+
+    run = worker.run(job)
+
+    assert run.stored == stored
+    if stored == states.FAILURE:
+        assert isinstance(run.result, LockLost)
 
 
 def test_error_of_the_body_after_a_loss_is_the_bodys(live: Worker) -> None:
