@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import textwrap
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
@@ -115,6 +117,21 @@ def test_retry_in_a_quarantine_waits_for_its_end_at_most(
 
 
 # -- decisions ---------------------------------------------------------------------
+
+
+def test_each_policy_of_the_package_is_exported() -> None:
+    """A policy whose file is not imported has no word."""
+    files = Path(policies.__file__).parent.glob("*.py")
+    found = {
+        node.name
+        for file in files
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(each) == "policy" for each in node.decorator_list)
+    }
+
+    assert found == {kind.__name__ for kind in POLICIES.values()}
+    assert found <= {*policies.__all__}
 
 
 @pytest.mark.parametrize("decision", [Skip(), Raise(), Run(), Retry(5), Wait(5)])
