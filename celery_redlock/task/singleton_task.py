@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from collections.abc import Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import FunctionType, GenericAlias
 from typing import (
@@ -63,7 +64,7 @@ from celery_redlock.task.results import close_old_connections
 from celery_redlock.task.tracer import RefusalTracer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from celery import Celery
@@ -155,6 +156,11 @@ class SingletonTask(_Base[P, R]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _stand_next_to_celery(cls)
+        if "lock_options" in vars(cls):
+            raise ConfigurationError(
+                f"{cls.name or cls.__qualname__}: lock_options is what a task has made "
+                "of its options, and cannot be set. Write redlock = {...}."
+            )
         cls._read_options()
         cls.dont_autoretry_for = without_lost(
             getattr(cls, "autoretry_for", ()), cls.dont_autoretry_for
@@ -164,6 +170,11 @@ class SingletonTask(_Base[P, R]):
     @classmethod
     def _read_options(cls) -> None:
         """Check the lock options of this class and of its base classes."""
+        if not isinstance(cls.redlock, Mapping):
+            raise ConfigurationError(
+                f"{cls.name or cls.__qualname__}: redlock is {cls.redlock!r}; it must "
+                'be a dict of lock options, such as {"key": "invoice:{invoice_id}"}.'
+            )
         if "redlock" in vars(cls):
             # An annotation (``task_annotations``) comes on top of what was written.
             cls._redlock_options = {**cls._redlock_options_of(cls), **cls.redlock}

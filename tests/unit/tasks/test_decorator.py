@@ -15,6 +15,7 @@ from celery_redlock import (
     ConfigurationError,
     FingerprintError,
     LockLost,
+    LockOptions,
     SingletonTask,
     singleton_task,
 )
@@ -252,6 +253,21 @@ def test_wrong_option_with_celerys_decorator_names_the_task(app: Celery) -> None
 
     with pytest.raises(ConfigurationError, match=r"spoilt.*ttl"):
         spoilt.name  # noqa: B018  (makes the task)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"redlock": LockOptions(key="k")},
+        {"redlock": "k"},
+        {"lock_options": {"key": "k"}},
+        {"lock_options": LockOptions(key="k")},
+    ],
+)
+def test_options_of_a_class_are_a_dict(attributes: dict[str, Any]) -> None:
+    """All else that looks like options is refused, and not passed over."""
+    with pytest.raises(ConfigurationError, match=r"^classy: .*redlock .*{"):
+        type("Classy", (SingletonTask,), {"name": "classy", **attributes})
 
 
 def test_self_is_no_argument_of_a_bound_task(app: Celery) -> None:
