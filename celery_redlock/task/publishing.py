@@ -234,7 +234,6 @@ def _send_job(  # noqa: PLR0913  (called in one place)
     """Send a job. Its claim then lasts for some seconds, or ends if sending fails."""
     if claim is None:
         return with_conflict(send(**options), conflict)
-    options["headers"] = with_fields(options.get("headers"), claim=claim.key)
 
     def believe() -> None:
         claim.belongs_to(message.key, message.id or claim.task_id, task, seconds)
@@ -242,6 +241,7 @@ def _send_job(  # noqa: PLR0913  (called in one place)
 
     message = SentMessage(task, claim.key, arguments)
     try:
+        options["headers"] = with_fields(options.get("headers"), claim=claim.key)
         result = message.send(send, options, believe)
     except BaseException:
         claim.release()
