@@ -106,7 +106,7 @@ def default_of(field: dataclasses.Field[Any]) -> str:
     if value is None or value is dataclasses.MISSING:
         return ""
     if value == ():
-        return "required"
+        return "required" if field.name == "nodes" else "`[]`"
     if isinstance(value, float):
         return f"{value:g} s"
     return f"`{value!r}`".replace("'", '"')
