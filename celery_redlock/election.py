@@ -184,9 +184,10 @@ class Elector(OfOneProcess):
         """
         self.notice_fork()
         self._standbys.withdraw()
-        term, self.term = self.term, None
+        term = self.term
         if term is not None:
             self._redlock.release(term.lease)
+            self.term = None  # now: an interrupted release is repeated
             fields = log_fields("leader-resigned", election=self.key)
             log.info("Resigned as leader of %r.", self.key, extra=fields)
             self._logged = None

@@ -295,6 +295,29 @@ def test_campaign_that_is_interrupted_anywhere_leaves_no_lock(
     assert place > 5  # six with CPython 3.13, and more before
 
 
+@counts_places
+@pytest.mark.parametrize("where", with_long(["election.py", "locks"], "locks"))
+def test_resignation_that_is_interrupted_anywhere_can_be_repeated(
+    nodes: FakeNodes, clock: FakeClock, where: str
+) -> None:
+    """A second SIGTERM may come while the lock is released."""
+    nodes.redlock()
+    place = 0
+    for interruption in interruptions(str(PACKAGE / where)):
+        place = interruption.at
+        first, second = (Candidate(nodes.another_client()) for _ in range(2))
+        assert first.campaign()
+        with interruption:
+            first.resign()
+
+        first.resign()
+
+        assert second.campaign(), f"a lock was left at place {place}"
+        second.resign()
+        clock.sleep(1)
+    assert place > 2
+
+
 def test_forked_child_does_not_lead(candidates: list[Candidate]) -> None:
     """The term is its parent's. The child neither uses it nor ends it."""
     first, second, _ = candidates
