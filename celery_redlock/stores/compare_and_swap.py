@@ -70,7 +70,7 @@ class CompareAndSwapStore(Loader, Protocol):
     @classmethod
     def hosts_of(cls, url: str) -> list[str]:
         """Return the hosts of all servers."""
-        return [host for host, _ in cls._servers(url)]
+        return [host.strip("[]") for host, _ in cls._servers(url)]
 
     @classmethod
     def members_of(cls, url: str) -> dict[str, str]:

@@ -780,7 +780,7 @@ def _started(url: str, timeout: float) -> KazooClient:
     except (KazooException, KazooTimeoutError) as error:
         problem = _unreachable(error)
         share = patience / len(servers)
-        if any(_closes(where, share) for where in servers_in(url, _PORT)):
+        if any(_closes(*where, share) for where in servers_in(url, _PORT)):
             problem = _CLOSES
     finally:
         if SYSTEM_CLOCK.monotonic() - began_at > patience:
@@ -789,10 +789,10 @@ def _started(url: str, timeout: float) -> KazooClient:
     raise StoreError(problem)
 
 
-def _closes(where: tuple[str, int], patience: float) -> bool:
+def _closes(host: str, port: int, patience: float) -> bool:
     """Tell whether a server accepts a connection, and closes it without a reply."""
     try:
-        with socket.create_connection(where, patience) as sock:
+        with socket.create_connection((host.strip("[]"), port), patience) as sock:
             sock.sendall(_HELLO)
             return not sock.recv(1)
     except (BrokenPipeError, ConnectionResetError):

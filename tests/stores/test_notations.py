@@ -147,6 +147,15 @@ def test_blanks_between_servers_are_no_part_of_a_host(scheme: str) -> None:
     )
 
 
+@pytest.mark.parametrize("scheme", ["etcd", "zookeeper"])
+def test_address_of_ipv6_is_a_host_without_its_brackets(scheme: str) -> None:
+    """So it can be resolved; its name, with the port, has them."""
+    node = parse_node(f"{scheme}://[::1]:1,[fd00::2]:1")
+
+    assert node.hosts == ["::1", "fd00::2"]
+    assert node.name == "[::1]:1+[fd00::2]:1"
+
+
 @pytest.mark.parametrize(
     ("scheme", "password"),
     [
