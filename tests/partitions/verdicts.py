@@ -34,6 +34,7 @@ from tests.partitions.faults import STEP, STEP_TAKES
 from tests.partitions.history import by_key, holds, operations
 from tests.partitions.linearizability import failure_of_mutex, failure_of_register
 from tests.partitions.worker import FENCED, UNFENCED
+from tests.torture.report import Counts
 
 if TYPE_CHECKING:
     from tests.partitions.history import Hold, Operation
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 _NEEDED = 3  # nodes that granted, of five: with fewer, others are a majority
 
 
-class Verdicts:
+class Verdicts(Counts):
     """Counts what the history shows.
 
     Args:
@@ -50,12 +51,10 @@ class Verdicts:
 
     Attributes:
         operations: The number of operations by function and outcome.
-        zero: The counts that must be zero.
-        apart: The counts that may be more.
-        evidence: The events that were counted for `zero`, in words.
     """
 
     def __init__(self, lines: list[dict[str, Any]], store: dict[str, Any]) -> None:
+        super().__init__()
         self._all = operations(lines)
         self._store = store
         self._steps: list[tuple[float, str]] = [
@@ -64,14 +63,6 @@ class Verdicts:
             if line["event"] == STEP and line["step"] > 0
         ]
         self.operations = Counter(f"{one.f} {_outcome(one)}" for one in self._all)
-        self.zero: dict[str, int] = {}
-        self.apart: Counter[str] = Counter()
-        self.evidence: defaultdict[str, list[str]] = defaultdict(list)
-
-    def found(self, what: str, evidence: list[str]) -> None:
-        """Count what must be zero."""
-        self.zero[what] = len(evidence)
-        self.evidence[what] += evidence
 
     def judge(self) -> None:
         """Count everything that the history shows."""

@@ -5,8 +5,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections import Counter, defaultdict
 
 _EVIDENCE = 5  # lines for each verdict
+
+
+class Counts:
+    """The counts of verdicts.
+
+    Attributes:
+        zero: The counts that must be zero.
+        apart: The counts that may be more.
+        evidence: The events that were counted for `zero`, in words.
+    """
+
+    def __init__(self) -> None:
+        self.zero: dict[str, int] = {}
+        self.apart: Counter[str] = Counter()
+        self.evidence: defaultdict[str, list[str]] = defaultdict(list)
+
+    def found(self, what: str, evidence: list[str]) -> None:
+        """Add a count that must be zero."""
+        self.zero[what] = len(evidence)
+        self.evidence[what] += evidence
 
 
 @dataclasses.dataclass

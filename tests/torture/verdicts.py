@@ -43,10 +43,12 @@ an older body that had been notified of its loss, or was frozen when its lease e
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from celery import states
+
+from tests.torture.report import Counts
 
 if TYPE_CHECKING:
     from tests.torture.histories import Histories, Run
@@ -60,25 +62,12 @@ _LOST_ALLOWED = {
 }
 
 
-class Verdicts:
-    """Counts what the histories show.
-
-    Attributes:
-        zero: The counts that must be zero.
-        apart: The counts that may be more.
-        evidence: The events that were counted for `zero`, in words.
-    """
+class Verdicts(Counts):
+    """Counts what the histories show."""
 
     def __init__(self, histories: Histories) -> None:
+        super().__init__()
         self._histories = histories
-        self.zero: dict[str, int] = {}
-        self.apart: Counter[str] = Counter()
-        self.evidence: defaultdict[str, list[str]] = defaultdict(list)
-
-    def found(self, what: str, evidence: list[str]) -> None:
-        """Add a count that must be zero."""
-        self.zero[what] = len(evidence)
-        self.evidence[what] += evidence
 
     def judge(
         self,
