@@ -132,8 +132,8 @@ renewals = []
 with lock(redlock, key, on_renewed=lambda lease, late: renewals.append(late)) as lease:
     assert current_lease() is lease
     end, before = lease.until, ticks
-    until(lambda: lease.until > end + 5.0 and len(renewals) >= 4, 30)
-    print(lease.is_valid(), len(renewals) >= 4, ticks - before > 100)
+    until(lambda: lease.until > end and len(renewals) >= 2, 30)
+    print(lease.is_valid(), len(renewals) >= 2, ticks - before > 100)
 assert current_lease() is None
 """
     assert run(program) == ["True True True"]

@@ -137,8 +137,8 @@ def test_lock_moves_over_as_nodes_die_and_come_back(
 
     The next one may be lost when the last one votes again, and no sooner.
     """
-    nodes = start_nodes(3, max_ttl=4.0)
-    options = {"max_ttl": 4.0, "ttl": 4.0}
+    nodes = start_nodes(3, max_ttl=3.0)
+    options = {"max_ttl": 3.0, "ttl": 3.0}
     with client(nodes, **options) as redlock, client(nodes, **options) as rival:
         lease = redlock.acquire(key)
         for node in nodes.nodes[:2]:
