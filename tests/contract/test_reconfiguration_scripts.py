@@ -147,17 +147,10 @@ def test_close_of_a_member_that_does_not_vote_is_refused(subject: Subject) -> No
     assert is_unchanged(subject, subject.close) == refused
 
 
-@pytest.mark.parametrize("was_member", [False, True])
-def test_close_for_a_second_plan_is_refused(
-    subject: Subject, *, was_member: bool
-) -> None:
+def test_close_for_a_second_plan_is_refused(subject: Subject) -> None:
     """One operator counts on it. The reply names the plan that goes on."""
-    if was_member:
-        subject.admit()
-    else:
-        subject.join()
-    subject.close()
-    subject.end_quarantine()
+    subject.admit()
+    close_for_good(subject)
 
     reply = is_unchanged(subject, partial(subject.close, new=ANOTHER))
 

@@ -282,17 +282,6 @@ def test_raised_fence_protects_the_rest_of_the_transaction(shop: Shop) -> None:
 # -- many rows ---------------------------------------------------------------------
 
 
-def test_update_of_many_rows_is_one_conditional_update(shop: Shop) -> None:
-    """The UPDATE that writes compares the fence."""
-    rows = shop.Invoice.filter(text="no row")
-
-    with CaptureQueriesContext(connections[shop.alias]) as queries:
-        rows.fenced(7).update(note="x")
-
-    (sql,) = updates(queries)
-    assert '"fence" <= 7' in sql.partition("WHERE")[2]
-
-
 def test_update_of_rows_selected_by_another_table(shop: Shop) -> None:
     """Rows may be selected by a join; the fence stays in the outermost WHERE."""
     customer = shop.Customer.create(name=f"joined on {shop.alias}")

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock import web
 from celery_redlock.locks.limits import Limit
 from celery_redlock.records.forced_releases import forced_releases
 from tests.conftest import missing
@@ -272,21 +271,6 @@ def test_release_without_the_token_is_refused(
     browser.sees("The token is wrong: nothing was released.")
     assert office.is_held("invoice:42")
     assert forced_releases(office.service) == []
-
-
-def test_page_without_a_token_has_no_release(
-    office: Office, show: Callable[..., Browser]
-) -> None:
-    """It is read-only, and says so."""
-    office.hold("invoice:42")
-
-    browser = show(web.page(office.app))
-
-    browser.wait(lambda: keys(browser) == ["invoice:42"], "the lock is shown")
-    assert not browser.count("a[href*=release]")
-    assert "Read-only." in browser.text("#foot")
-    browser.open("/release?key=invoice:42")
-    browser.sees("This page is read-only")
 
 
 def test_script_of_a_key_is_not_run(
