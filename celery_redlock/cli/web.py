@@ -121,7 +121,7 @@ def _check_host(
     """Refuse an address that other machines can reach, without a flag and a name."""
     try:
         is_own = is_loopback(host)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a label that is empty or too long
         raise Failure(f"The host {host} is unknown: {error}.", USAGE) from error
     if is_own or (expose and names):
         return

@@ -114,6 +114,14 @@ def test_web_listens_on_this_machine_only(project: Project, host: str) -> None:
     assert "the token would be sent without encryption" in releases.err
 
 
+def test_web_refuses_a_host_that_cannot_be_a_name(project: Project) -> None:
+    """A label of it is too long: that is wrong usage, as an unknown name is."""
+    run = project.redlock("web", "--port", "0", "--host", "a" * 64)
+
+    assert run.code == 2
+    assert f"The host {'a' * 64} is unknown: " in run.err
+
+
 def test_web_that_is_exposed_answers_under_its_name(project: Project) -> None:
     """And under those of this machine. Without a name, nothing is served.
 
