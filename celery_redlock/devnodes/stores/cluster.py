@@ -77,7 +77,7 @@ class Cluster:
     ready_text = ""
 
     def __init__(self, members: int = 3, *, durable: bool = False) -> None:
-        self._check_installed()
+        self._programs = self._find()
         self.members = [ClusterServer(self, number) for number in range(members)]
         self.folder = Path()
         self._durable = durable
@@ -129,8 +129,8 @@ class Cluster:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = Path()
 
-    def _check_installed(self) -> None:
-        """Raise `RedlockError` unless the programs are on this machine."""
+    def _find(self) -> list[str]:
+        """Return the words with which the command of each member begins."""
         raise NotImplementedError
 
     def _choose_ports(self) -> None:

@@ -23,13 +23,18 @@ class Etcd(Cluster):
     scheme = "etcd"
     ready_text = "ready to serve client requests"
 
-    def _check_installed(self) -> None:
-        find_etcd()
+    def _find(self) -> list[str]:
+        if found := shutil.which("etcd"):
+            return [found]
+        raise RedlockError(
+            "No etcd was found: it is not on PATH. No server was started. Install it "
+            "with your system's packages (on Debian: etcd-server)."
+        )
 
     def _command_of(
         self, number: int, data: Path, peers: Sequence[tuple[int, int]]
     ) -> list[str]:
-        program = find_etcd()
+        (program,) = self._programs
         urls = [f"http://127.0.0.1:{port}" for port, _ in peers]
         own = f"http://127.0.0.1:{self.ports[number]}"
         cluster = ",".join(f"m{n}={url}" for n, url in enumerate(urls))
@@ -44,21 +49,6 @@ class Etcd(Cluster):
             *("--initial-cluster", cluster, "--initial-cluster-token", token),
             *options,
         ]
-
-
-def find_etcd() -> str:
-    """Return the path of the program etcd.
-
-    Raises:
-        RedlockError: There is none.
-    """
-    found = shutil.which("etcd")
-    if not found:
-        raise RedlockError(
-            "No etcd was found: it is not on PATH. No server was started. Install it "
-            "with your system's packages (on Debian: etcd-server)."
-        )
-    return found
 
 
 @cache

@@ -44,13 +44,23 @@ class ZooKeeper(Cluster):
     scheme = "zookeeper"
     ready_text = " - broadcast"  # it leads or follows, and serves
 
-    def _check_installed(self) -> None:
-        find_zookeeper()
+    def _find(self) -> list[str]:
+        java = shutil.which("java")
+        jars = [_JARS / "zookeeper.jar", _JARS / "slf4j-simple.jar"]
+        absent = [str(jar) for jar in jars if not jar.is_file()]
+        if not java:
+            absent.append("java on PATH")
+        if not java or absent:
+            raise RedlockError(
+                f"No ZooKeeper was found: there is no {' and no '.join(absent)}. No "
+                "server was started. Install it with your system's packages (on "
+                "Debian: zookeeper)."
+            )
+        return [java, "-cp", ":".join(map(str, jars))]
 
     def _command_of(
         self, number: int, data: Path, peers: Sequence[tuple[int, int]]
     ) -> list[str]:
-        java, classes = find_zookeeper()
         servers = [f"127.0.0.1:{peer}:{election}" for peer, election in peers]
         lines = [f"server.{n}={server}" for n, server in enumerate(servers, start=1)]
         lines += [f"dataDir={data}", f"clientPort={self.ports[number]}"]
@@ -58,24 +68,4 @@ class ZooKeeper(Cluster):
         config.write_text(_SETTINGS + "".join(f"{line}\n" for line in lines))
         (data / "myid").write_text(f"{number + 1}\n")
         options = [*_JAVA] if self._durable else [*_JAVA, _NO_FSYNC]
-        return [java, *options, "-cp", classes, _MAIN, str(config)]
-
-
-def find_zookeeper() -> tuple[str, str]:
-    """Return the path of java, and the class path of ZooKeeper.
-
-    Raises:
-        RedlockError: One of them is missing.
-    """
-    java = shutil.which("java")
-    jars = [_JARS / "zookeeper.jar", _JARS / "slf4j-simple.jar"]
-    absent = [str(jar) for jar in jars if not jar.is_file()]
-    if not java:
-        absent.append("java on PATH")
-    if not java or absent:
-        raise RedlockError(
-            f"No ZooKeeper was found: there is no {' and no '.join(absent)}. No "
-            "server was started. Install it with your system's packages (on Debian: "
-            "zookeeper)."
-        )
-    return java, ":".join(map(str, jars))
+        return [*self._programs, *options, _MAIN, str(config)]
