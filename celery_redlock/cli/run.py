@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.cli.output.session import Command, Failure, Session
+from celery_redlock.cli.output.session import Command, Failure, Interval, Session
 from celery_redlock.devnodes import with_its_parent
 from celery_redlock.errors import LockLost, LockUnavailable, QuorumUnreachable
 from celery_redlock.locking import lock
@@ -28,6 +28,7 @@ NOT_FOUND, SIGNAL = 127, 128  # as of a shell
 _FORWARDED = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # not on Windows
 _LOOK_EVERY = 0.02  # seconds
+_LONGEST_GRACE = 86400.0  # seconds
 _ENDING = (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", 0))
 _BY_TERMINAL = ("SIGINT", "SIGQUIT")  # it sends them to the command, too
 
@@ -70,6 +71,7 @@ class _CommandAfterKey(Command):
 @click.option("--ttl", type=float, help="Seconds; the service's by default.")
 @click.option(
     "--grace",
+    type=Interval(_LONGEST_GRACE),
     default=10.0,
     show_default=True,
     help="Seconds between SIGTERM and SIGKILL when the lock is lost.",

@@ -103,6 +103,18 @@ def redlock(shared_nodes: DevNodes) -> Iterator[Redlock]:
         yield redlock
 
 
+@pytest.mark.parametrize("grace", ["nan", "inf", "-1"])
+def test_grace_that_is_no_time_is_wrong_usage(
+    ended: Callable[..., Run], key: str, grace: str
+) -> None:
+    """A timer cannot wait for it: SIGKILL would never come. Nothing is locked."""
+    run = ended("run", key, "--grace", grace, "--", "echo", "it ran")
+
+    assert run.code == 2
+    assert "--grace" in run.err
+    assert "it ran" not in run.out
+
+
 def test_options_may_follow_the_key(shared_nodes: DevNodes, key: str) -> None:
     """Those of the command, behind ``--``, are its own."""
     command = ("sh", "-c", "exit $1", "--wait", "3")

@@ -127,12 +127,12 @@ class Session:
 
 
 class Interval(click.FloatRange):
-    """A parameter type: seconds, from 0 to an hour."""
+    """A parameter type: seconds, from 0 to an hour by default."""
 
     name = "seconds"
 
-    def __init__(self) -> None:
-        super().__init__(min=0.0, max=3600.0)
+    def __init__(self, most: float = 3600.0) -> None:
+        super().__init__(min=0.0, max=most)
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
         """Return the seconds."""
