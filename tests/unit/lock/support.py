@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from celery_redlock.locks.lease import Lease
+    from celery_redlock.members.view import View
     from celery_redlock.testing import FakeClock, FakeNodes
     from celery_redlock.wire.quorum import Vote
 
@@ -211,6 +212,17 @@ def new_client(nodes: FakeNodes, **options: Any) -> Redlock:
     """Return a client that knows no view yet, of nodes that were not initialized."""
     options = {"transport": nodes, "clock": nodes.clock, **options}
     return Redlock(nodes.urls, node_timeout=0.05, **options)
+
+
+def view_of(redlock: Redlock) -> View:
+    """Return the view of a client that has one."""
+    assert redlock.guard.view
+    return redlock.guard.view
+
+
+def numbers_of(redlock: Redlock) -> list[int]:
+    """Return for each place how often its member was replaced."""
+    return [member.number for member in view_of(redlock).members]
 
 
 def voting(redlock: Redlock) -> list[bool]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.nodes.support import run_python
 
 # One thread is in the middle of the import of redis-py. Another one uses a node.
 PROGRAM = """
@@ -56,11 +55,4 @@ print(errors)
 
 def test_threads_import_redis_in_one_order() -> None:
     """A thread that waits for redis-py keeps no part of it from another thread."""
-    run = subprocess.run(  # noqa: S603  (our own program)
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-
-    assert run.stdout == "[]\n"
+    assert run_python(PROGRAM) == ["[]"]

@@ -22,7 +22,9 @@ from tests.unit.lock.support import (
     ballot_of,
     configure,
     new_client,
+    numbers_of,
     restart,
+    view_of,
     voting,
 )
 
@@ -39,15 +41,13 @@ NEW = "5e5e"  # the identity of a server that is in no view yet
 @pytest.fixture
 def guard(redlock: Redlock) -> RestartGuard:
     """Give the guard of a client that has a view."""
-    assert redlock.guard.view
     return redlock.guard
 
 
 @pytest.fixture
-def view(guard: RestartGuard) -> View:
+def view(redlock: Redlock) -> View:
     """Give the view of the client, with an epoch that has others below."""
-    assert guard.view
-    return replace(guard.view, epoch=5)
+    return replace(view_of(redlock), epoch=5)
 
 
 def look_of(view: View, place: int = 0, /, **changed: Any) -> NodeMembership:
@@ -288,7 +288,7 @@ def waiting(
     redlock.check()
     clock.advance(OVER)
     nodes.asked.clear()
-    return redlock.guard.ask(scripts.COUNTERS, [redlock.guard.config]).ballot
+    return redlock.guard.votes(brings_back=False)
 
 
 @pytest.mark.parametrize("has_joined", [False, True])
@@ -365,20 +365,13 @@ def test_view_that_all_have_is_not_noted_again(site: Site) -> None:
 
 def test_node_that_was_left_behind_joins_while_another_is_away(site: Site) -> None:
     """It is told to forget its view, and asked again; the other does not answer."""
-    assert site.redlock.guard.view
-    earlier = replace(site.redlock.guard.view, epoch=0)
+    earlier = replace(view_of(site.redlock), epoch=0)
     configure(site.nodes, earlier, 0)
     site.nodes.freeze(4)
 
     site.redlock.check()
 
-    assert [member.number for member in site.redlock.guard.view.members] == [
-        1,
-        0,
-        0,
-        0,
-        0,
-    ]
+    assert numbers_of(site.redlock) == [1, 0, 0, 0, 0]
 
 
 def test_founders_without_the_guard_wait_for_one_that_falls_silent(
@@ -398,8 +391,7 @@ def test_founders_without_the_guard_wait_for_one_that_falls_silent(
 @pytest.fixture
 def moved(redlock: Redlock) -> View:
     """Give the view to which a reconfiguration has led away from ours."""
-    assert redlock.guard.view
-    view = redlock.guard.view
+    view = view_of(redlock)
     configuration = replace(view.configuration, max_ttl=90.0)
     return replace(view, configuration=configuration, epoch=view.epoch + 1)
 
@@ -408,9 +400,7 @@ def test_deployment_that_has_moved_on_is_left_alone(site: Site, moved: View) -> 
     """A majority of members is gone from our epoch, so asking again does not help."""
     configure(site.nodes, moved, 0, 1, 2)
     restart(site.nodes, 3)
-    ballot = site.redlock.guard.ask(
-        scripts.COUNTERS, [site.redlock.guard.config]
-    ).ballot
+    ballot = site.redlock.guard.votes(brings_back=False)
 
     assert not site.redlock.guard.recover(ballot)
 
@@ -421,29 +411,22 @@ def test_move_that_was_aborted_keeps_no_node(site: Site, moved: View) -> None:
     """One node has heard of it; a majority votes as before, one has restarted."""
     configure(site.nodes, moved, 0)
     restart(site.nodes, 1)
-    ballot = site.redlock.guard.ask(
-        scripts.COUNTERS, [site.redlock.guard.config]
-    ).ballot
+    ballot = site.redlock.guard.votes(brings_back=False)
 
     assert site.redlock.guard.recover(ballot)
 
-    assert site.redlock.guard.view
-    numbers = [member.number for member in site.redlock.guard.view.members]
-    assert numbers == [1, 1, 0, 0, 0]
+    assert numbers_of(site.redlock) == [1, 1, 0, 0, 0]
 
 
 def test_member_of_another_epoch_is_kept_where_nothing_else_is_left(site: Site) -> None:
     """Where too few vote, no view is known to be over."""
-    assert site.redlock.guard.view
-    later = replace(site.redlock.guard.view, epoch=2)
+    later = replace(view_of(site.redlock), epoch=2)
     restart(site.nodes, 1, 2, 3, 4)
     site.redlock.guard.look()
     configure(site.nodes, later, 1)
     site.nodes.asked.clear()
     site.nodes.freeze(4)
-    ballot = site.redlock.guard.ask(
-        scripts.COUNTERS, [site.redlock.guard.config]
-    ).ballot
+    ballot = site.redlock.guard.votes(brings_back=False)
 
     site.redlock.guard.recover(ballot)
 

@@ -30,8 +30,10 @@ from tests.unit.lock.support import (
     holders,
     kinds,
     new_client,
+    numbers_of,
     outlast_quarantine,
     restart,
+    view_of,
     voting,
 )
 
@@ -52,12 +54,6 @@ def field(nodes: FakeNodes, index: int, name: str) -> str:
 def views(nodes: FakeNodes) -> list[View | None]:
     """Return the view of each node."""
     return [View.parse(field(nodes, i, "config")) for i in range(len(nodes.nodes))]
-
-
-def view_of(redlock: Redlock) -> View:
-    """Return the view of a client that has one."""
-    assert redlock.guard.view
-    return redlock.guard.view
 
 
 def go_on(
@@ -142,8 +138,7 @@ def test_callers_that_learn_the_view_at_once_all_ask_again(site: Site) -> None:
     requests = [client.guard.ask(scripts.COUNTERS, [client.guard.config]) for _ in "ab"]
 
     assert [client.guard.recover(request.ballot) for request in requests] == [True] * 2
-    request = client.guard.ask(scripts.COUNTERS, [client.guard.config])
-    assert not client.guard.recover(request.ballot)
+    assert not client.guard.recover(client.guard.votes(brings_back=False))
 
 
 def test_client_adopts_the_view_of_a_majority_only(site: Site) -> None:
@@ -151,15 +146,13 @@ def test_client_adopts_the_view_of_a_majority_only(site: Site) -> None:
     view = view_of(site.redlock)
     grown = str(replace(view, epoch=view.epoch + 1))
     configure(site.nodes, grown, 0, 1)
-    request = site.redlock.guard.ask(scripts.COUNTERS, [site.redlock.guard.config])
+    guard = site.redlock.guard
 
-    assert not site.redlock.guard.adopt(request.ballot)
+    assert not guard.adopt(guard.votes(brings_back=False))
     configure(site.nodes, grown, 2)
-    request = site.redlock.guard.ask(scripts.COUNTERS, [site.redlock.guard.config])
-    assert site.redlock.guard.adopt(request.ballot)
-    assert site.redlock.guard.config == grown
-    request = site.redlock.guard.ask(scripts.COUNTERS, [site.redlock.guard.config])
-    assert not site.redlock.guard.adopt(request.ballot)
+    assert guard.adopt(guard.votes(brings_back=False))
+    assert guard.config == grown
+    assert not guard.adopt(guard.votes(brings_back=False))
 
 
 def test_client_that_holds_a_lock_renews_it_in_the_view_of_others(site: Site) -> None:
@@ -340,13 +333,7 @@ def test_one_node_after_the_other_is_replaced_in_one_epoch(site: Site) -> None:
     assert fences == sorted(set(fences))
     assert voting(site.redlock) == ALL
     assert view_of(site.redlock).epoch == 1
-    assert [member.number for member in view_of(site.redlock).members] == [
-        2,
-        1,
-        1,
-        1,
-        1,
-    ]
+    assert numbers_of(site.redlock) == [2, 1, 1, 1, 1]
 
 
 def test_newcomer_waits_until_others_have_known_it_for_a_quarantine(site: Site) -> None:
@@ -845,8 +832,8 @@ def test_asking_again_helps_only_if_something_has_changed(site: Site) -> None:
     helped = []
     for seconds in (PAUSE, PAUSE, OVER):
         site.clock.advance(seconds)
-        request = site.redlock.guard.ask(scripts.COUNTERS, [site.redlock.guard.config])
-        helped.append(site.redlock.guard.recover(request.ballot))
+        ballot = site.redlock.guard.votes(brings_back=False)
+        helped.append(site.redlock.guard.recover(ballot))
 
     assert helped == [False, False, True]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import pickle
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from kombu.utils.uuid import uuid
 
 from celery_redlock import DuplicateTask, LockHeld
 from celery_redlock.task.ends import EndedAsRevoked
+from tests.nodes.support import run_python
 from tests.unit.tasks.support import KEY
 
 if TYPE_CHECKING:
@@ -91,9 +91,8 @@ def test_traceback_of_a_refusal_shows_no_source() -> None:
         "print(''.join(traceback.format_tb(_TRACEBACK)), end='')"
     )
 
-    shown = subprocess.check_output([sys.executable, "-c", code], text=True)  # noqa: S603
+    (line,) = run_python(code)
 
-    (line,) = shown.splitlines()
     assert "refused by its policy; the body did not run" in line
 
 
