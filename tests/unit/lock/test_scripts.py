@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from celery_redlock import scripts
-from celery_redlock.scripts import ALL_SCRIPTS, Script, load
+from celery_redlock.scripts import ALL_SCRIPTS, Script
 from celery_redlock.stores import needs
 
 FOLDER = Path(scripts.__file__).parent
@@ -89,12 +89,6 @@ def test_includes_are_resolved_in_place(script: Script) -> None:
 
     assert script.source == resolved(own_text(script))
     assert "-- include" not in script.source
-
-
-def test_load_of_an_unknown_script_is_an_error() -> None:
-    """It names the file that is missing."""
-    with pytest.raises(FileNotFoundError, match=r"unknown\.lua"):
-        load("unknown")
 
 
 def test_source_can_be_printed_for_redis_cli() -> None:

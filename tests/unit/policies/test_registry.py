@@ -211,15 +211,6 @@ def test_callable_returns_a_decision_or_a_word(policy: Any, decision: object) ->
     assert ON_CONFLICT.policy(policy)(CONFLICT) == decision
 
 
-def test_callable_gets_the_situation() -> None:
-    """It gets the very conflict that the task has met."""
-    urgent = Urgent()
-
-    ON_CONFLICT.policy(urgent)(CONFLICT)
-
-    assert urgent.seen == [CONFLICT]
-
-
 def test_word_that_a_callable_returns_is_asked_in_its_turn() -> None:
     """Always returning "wait" waits once; always returning ``Wait()`` goes on."""
     assert ON_CONFLICT.policy(lambda _: "wait")(TIMED_OUT) == Raise()

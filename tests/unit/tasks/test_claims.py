@@ -779,20 +779,6 @@ def test_cool_down_begins_with_success_only(worker: Worker) -> None:
     assert worker.claims(kind="cooldown") == {}
 
 
-def test_retry_in_the_cool_down_is_republished_for_its_end(worker: Worker) -> None:
-    """Each call runs, and no two within a cool-down."""
-    task = worker.unique_job("running", unique_for=60, on_conflict="retry")
-    worker.run(task, 0)
-    began = datetime.now(timezone.utc)
-
-    run = worker.run(task, 0)
-
-    assert run.stored == states.RETRY
-    headers, _ = worker.published[-1]
-    delay = (datetime.fromisoformat(headers["eta"]) - began).total_seconds()
-    assert 59 < delay < 66 + JUST_NOW
-
-
 def test_allow_in_the_cool_down_runs_under_the_lock(worker: Worker) -> None:
     """No other call runs, so the lock is free to run under."""
     task = worker.unique_job("running", unique_for=60, on_conflict="allow")

@@ -228,11 +228,7 @@ def test_request_class_of_the_user_is_composed(app: Celery) -> None:
     [
         ({"on_conflit": "skip"}, "on_conflict"),
         ({"redlock": {"tll": 3}}, "ttl"),
-        ({"on_conflict": "skipp"}, "skip"),
         ({"key": "job:{who}"}, "who"),
-        ({"unique_on": ["who"]}, "who"),
-        ({"ttl": -1}, "ttl"),
-        ({"key": "a", "unique_on": ["number"]}, "unique_on"),
     ],
 )
 def test_wrong_option_is_refused_at_decoration(
