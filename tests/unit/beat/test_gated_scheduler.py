@@ -296,15 +296,15 @@ def test_slot_that_the_deadline_of_celery_excludes_is_not_sent_with_the_next_one
     site: Site,
 ) -> None:
     """``beat_cron_starting_deadline`` says how late a crontab may be sent."""
-    conf = {"beat_cron_starting_deadline": 10}
-    first = site.start(crontabs(minute=0), conf=conf)
-    run(2 * HOUR - 20, first)
+    conf, schedule = {"beat_cron_starting_deadline": 10}, crontabs(minute="*/10")
+    first = site.start(schedule, conf=conf)
+    run(20 * MINUTE - 20, first)
     first.kill()
     site.clock.advance(40)
 
-    run(HOUR, site.start(crontabs(minute=0), conf=conf))
+    run(10 * MINUTE, site.start(schedule, conf=conf))
 
-    assert site.dues() == ["13:00:00", "15:00:00"]
+    assert site.dues() == ["12:10:00", "12:30:00"]
 
 
 # -- the broker is away --------------------------------------------------------------

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
 
 HOUR = 3600.0
-JUST_NOW = 2.0  # seconds that a slow machine may take for a few lines
 LONG = 10.0  # seconds: longer than any step of these tests takes
 KEY = "the-key"
 
