@@ -57,15 +57,6 @@ def test_refused_call_is_republished(worker: Worker) -> None:
     assert said["published"] == published(1)["published"]
 
 
-def test_older_call_ends_as_superseded(worker: Worker) -> None:
-    """Its result is REVOKED and names the call that runs instead."""
-    newer, older = refused(worker, worker.buffered(), 2, 1)
-
-    assert (newer.stored, older.stored) == (states.RETRY, states.REVOKED)
-    assert f"{newer.id} runs instead" in str(older.result)
-    assert len(worker.published) == 1
-
-
 def test_successor_runs_when_it_returns(worker: Worker) -> None:
     """With the lock free it runs, and the calls that it has superseded do not."""
     task = worker.buffered()

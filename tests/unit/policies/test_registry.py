@@ -77,11 +77,6 @@ def test_word_names_a_decision(
     assert decision.name == ("allow" if word == "run" else word)
 
 
-def test_wait_waits_once() -> None:
-    """A call whose wait has timed out fails; it neither waits again nor vanishes."""
-    assert ON_CONFLICT.policy("wait")(TIMED_OUT) == Raise()
-
-
 @given(st.integers(0, 10_000))
 def test_retry_after_an_outage_backs_off(deferrals: int) -> None:
     """The countdown is random: up to 1 s, doubled each time, at most 30 s."""
@@ -132,12 +127,6 @@ def test_each_policy_of_the_package_is_exported() -> None:
 
     assert found == {kind.__name__ for kind in POLICIES.values()}
     assert found <= {*policies.__all__}
-
-
-@pytest.mark.parametrize("decision", [Skip(), Raise(), Run(), Retry(5), Wait(5)])
-def test_decision_is_a_policy(decision: Any) -> None:
-    """A decision, with its own numbers, answers every conflict."""
-    assert ON_CONFLICT.policy(decision)(CONFLICT) == decision
 
 
 @pytest.mark.parametrize("value", [5, 5.0, timedelta(seconds=5)])

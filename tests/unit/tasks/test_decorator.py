@@ -26,7 +26,6 @@ class HouseTask(Task):
     """A user's base class."""
 
     abstract = True
-    house = "ours"
 
     def delay_on_commit(self) -> str:
         """Return a text, like a method that only Django's task class has."""
@@ -81,15 +80,6 @@ def test_options_of_celery_pass_through(app: Celery) -> None:
 
     assert (job.name, job.max_retries, job.acks_late) == ("n", 7, True)
     assert job.flavour == "mint"
-
-
-def test_base_is_composed_with_the_users(app: Celery) -> None:
-    """The task is an instance of SingletonTask and of the user's base."""
-    job = job_of(app, base=HouseTask)
-
-    assert isinstance(job, HouseTask)
-    assert isinstance(job, SingletonTask)
-    assert job.house == "ours"
 
 
 def test_base_that_locks_already_is_taken_as_it_is(app: Celery) -> None:

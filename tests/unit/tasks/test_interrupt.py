@@ -33,14 +33,6 @@ def run_until_interrupted(guard: Interrupter) -> None:
     run_until_stopped()
 
 
-def test_interruptible_call_is_interrupted_where_it_is() -> None:
-    """The interrupt raises LockLost inside the body."""
-    guard = interrupter()
-
-    with guard, pytest.raises(LockLost):
-        guard.interruptible(lambda: run_until_interrupted(guard))
-
-
 def test_interrupt_before_and_after_the_call_has_no_effect() -> None:
     """An interrupt does not reach the code that acquires or releases the lock."""
     guard = interrupter()
