@@ -35,7 +35,6 @@ from celery_redlock.operations.inspect import (
     text_in,
 )
 from celery_redlock.scripts import INSPECT, TAKEN
-from celery_redlock.scripts.keys import PERMIT, START
 from celery_redlock.wire.quorum import quorum_of
 from celery_redlock.wire.requests import all_answered
 
@@ -371,10 +370,8 @@ def permits_of(redlock: Redlock, key: str) -> list[LimitInUse]:
     """
     most = Limit(key, MOST_PERMITS), Limit(key, MOST_PERMITS, period=1.0)
     names = [name for limit in most for name in limit.names()]
-    found = scan(redlock, f"{escaped(key)}*", names=names).found
-    heads = (f"{key}{PERMIT}", f"{key}{START}")
-    ours = [seen for seen in found if seen.key == key or seen.key.startswith(heads)]
-    limits = [one for one in limits_in_use(ours) if one.limit.key == key]
+    found = limits_in_use(scan(redlock, f"{escaped(key)}*", names=names).found)
+    limits = (one for one in found if one.limit.key == key)
     return sorted(limits, key=lambda one: one.limit.period)
 
 
