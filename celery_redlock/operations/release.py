@@ -40,10 +40,15 @@ from celery_redlock.operations.inspect import (
     lock_status,
 )
 from celery_redlock.operations.scan import other_permits
-from celery_redlock.operations.words import duration, instant, since
+from celery_redlock.operations.words import (
+    duration,
+    instant,
+    keys_beside,
+    permit_text,
+    since,
+)
 from celery_redlock.records.forced_releases import force_release_words
 from celery_redlock.scripts import FORCE_RELEASE, GRANTED, RELEASE_CLAIM
-from celery_redlock.scripts.keys import keys_of
 from celery_redlock.wire.client import BATCH
 
 if TYPE_CHECKING:
@@ -163,14 +168,13 @@ class Question:
         how = "kept for" if holder.is_kept else "held by"
         facts = [f"{self.key} is {how} {holder}, {where}."]
         if permit := holder.permit(self.key):
-            limit, number = permit
-            most = f"{limit.most} starts in {limit.period:g} s"
-            what = f"a permit for a start of {limit.key}, which may have {most}"
-            if not limit.period:
-                what = f"permit {number} of {limit.most} of {limit.key}"
+            limit, _ = permit
+            what = f"{permit_text(permit)} of {limit.key}"
+            if limit.period:
+                most = f"{limit.most} starts in {limit.period:g} s"
+                what = f"a permit for a start of {limit.key}, which may have {most}"
             facts.append(f"It is {what}.")
-        whole = keys_of(holder.whole_key(self.key))
-        if together := " and ".join(one for one in whole if one != self.key):
+        if together := " and ".join(keys_beside(holder, self.key)):
             facts.append(f"It was taken together with {together}: all are released.")
         return " ".join(facts)
 

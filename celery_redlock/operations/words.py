@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.operations.inspect import NodeState, NodeStatus
+from celery_redlock.scripts.keys import keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,6 +109,11 @@ def since(holder: Holder, at: Callable[[float], str] = instant) -> str:
     """Return when a holder started, or ``""`` if that is not known."""
     age = age_of(holder)
     return "" if age is None else f"{at(holder.started)} ({duration(age)} ago)"
+
+
+def keys_beside(holder: Holder, key: str) -> list[str]:
+    """Return the other keys that the holder of this key took together with it."""
+    return [one for one in keys_of(holder.whole_key(key)) if one != key]
 
 
 def permit_text(permit: tuple[Limit, int] | None) -> str:

@@ -21,6 +21,8 @@ from celery_redlock.operations.words import (
     age_of,
     duration,
     instant,
+    keys_beside,
+    permit_text,
     state_words,
     unknown_text,
 )
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from celery_redlock.locks.forced_release import ForcedRelease
-    from celery_redlock.locks.lease import Holder
     from celery_redlock.operations.inspect import NodeStatus
     from celery_redlock.operations.release import Question
     from celery_redlock.operations.scan import Scan, SeenHolder
@@ -238,21 +239,15 @@ def _permit_lines(lock: SeenHolder, row: Sequence[SeenHolder]) -> list[Html]:
     """Return the permit of a lock, and the keys of its holder beside the row."""
     lines = []
     if permit := lock.permit:
-        limit, number = permit
-        lines.append(
-            "a start, kept until the period has passed"
-            if limit.period
-            else f"permit {number} of {limit.most}"
-        )
+        is_start = permit[0].period
+        kept = "a start, kept until the period has passed"
+        lines.append(kept if is_start else permit_text(permit))
     shown = {one.key for one in row}
-    if others := [one for one in _others(lock.holder, lock.key) if one not in shown]:
+    if others := [
+        one for one in keys_beside(lock.holder, lock.key) if one not in shown
+    ]:
         lines.append(f"together with {' and '.join(others)}")
     return [join(tag("br"), tag("small", line)) for line in lines]
-
-
-def _others(holder: Holder, key: str) -> list[str]:
-    """Return the keys that were taken together with this one."""
-    return [one for one in keys_of(holder.whole_key(key)) if one != key]
 
 
 # -- nodes -------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from celery_redlock.operations.words import (
     UNREADABLE,
     age_of,
     duration,
+    keys_beside,
     permit_text,
     plural,
     state_words,
@@ -152,11 +153,9 @@ def doubt_lines(nodes: Iterable[NodeStatus], settings: str = "") -> list[str]:
     )
 
 
-def keys_text(key: str, *, beside: Sequence[str] = ()) -> str:
-    """Return the keys of a lock, for a table, with those that were taken together."""
-    others = [one for one in beside if one != key]
-    together = f" with {' and '.join(others)}" if others else ""
-    return " and ".join(keys_of(key)) + together
+def keys_text(key: str) -> str:
+    """Return the keys of a call or a lock, for a table."""
+    return " and ".join(keys_of(key))
 
 
 # -- locks and nodes ---------------------------------------------------------------
@@ -179,10 +178,10 @@ def lock_row(lock: SeenHolder, *, nodes: int) -> Row:
     holder, age = lock.holder, age_of(lock.holder)
     left = "never ends" if math.isinf(lock.ttl_left) else duration(lock.ttl_left)
     mood = "warning" if lock.is_held else "bad"
-    beside = () if holder.is_kept else holder.keys
-    permit = permit_text(lock.permit)
+    others, permit = keys_beside(holder, lock.key), permit_text(lock.permit)
+    together = f" with {' and '.join(others)}" if others else ""
     return [
-        keys_text(lock.key, beside=beside) + (f" ({permit})" if permit else ""),
+        keys_text(lock.key) + together + (f" ({permit})" if permit else ""),
         (holder.task or "–") if holder.is_readable else MoodText(UNREADABLE, "warning"),
         holder.task_id or "–",
         holder.host or "–",
