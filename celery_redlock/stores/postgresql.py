@@ -135,7 +135,7 @@ _OLDEST = (
 )
 _NEEDED = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _SCHEMAS = (
-    "SELECT array_agg(nspname::text ORDER BY nspname) FROM pg_class "
+    "SELECT coalesce(array_agg(nspname::text ORDER BY nspname), '{}') FROM pg_class "
     "JOIN pg_namespace ON pg_namespace.oid = relnamespace "
     "WHERE relname = %s AND relkind IN ('r', 'p', 'v', 'f') AND relpersistence <> 't'"
 )
@@ -231,8 +231,7 @@ class PostgreSQL:
         """Learn what the server is; refuse one that cannot be a store."""
         cursor = self._cursor
         cursor.execute(_SESSION)
-        cursor.execute(_FACTS, (TABLE,))
-        found: Any = cursor.fetchone()
+        found = _row(cursor, _FACTS, TABLE)
         version, in_recovery, has_table, identifier, is_read_only, *rest = found
         self._identifier = identifier.encode()
         if not has_table:
@@ -248,8 +247,7 @@ class PostgreSQL:
         denied = f"denies our user {', '.join(lacking)} on the table {TABLE}"
         if "SELECT" in lacking:
             raise StoreError(f"{denied}; {GRANT}")
-        cursor.execute(_OLDEST)
-        oldest: Any = cursor.fetchone() or ("", 0)
+        oldest = _row(cursor, _OLDEST) or ("", 0)
         self.info = {
             "redis_mode": "standalone",
             "role": "master",
@@ -504,12 +502,8 @@ class PostgreSQL:
         )
 
     def _count(self, where: str, *values: Any) -> int:
-        self._cursor.execute(
-            f"SELECT count(*) FROM {TABLE} WHERE name = %s AND field <> '' AND {where}",  # noqa: S608
-            values,
-        )
-        found: Any = self._cursor.fetchone()
-        return int(found[0])
+        of_members = f"FROM {TABLE} WHERE name = %s AND field <> '' AND {where}"
+        return int(_row(self._cursor, f"SELECT count(*) {of_members}", *values)[0])
 
     def zrangebyscore(self, name: bytes, most: float, count: int) -> list[bytes]:
         """Return the first members whose score is at most this."""
@@ -522,12 +516,13 @@ class PostgreSQL:
 
     def listens(self, channel: bytes) -> bool:
         """Tell whether a process listens on this channel."""
-        self._cursor.execute(
+        found = _row(
+            self._cursor,
             "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND "
             "classid = %s AND objid = %s AND objsubid = 2)",
-            (_LISTENERS, _listener(channel)),
+            _LISTENERS,
+            _listener(channel),
         )
-        found: Any = self._cursor.fetchone()
         return bool(found[0])
 
     def scan(self, head: bytes, now_ms: int) -> list[bytes]:
@@ -706,6 +701,12 @@ def _driver_connection(connection: Any) -> Any:
     return getattr(pooled, "driver_connection", None) or connection
 
 
+def _row(cursor: psycopg.Cursor[Any], query: str, *values: Any) -> Any:
+    """Return the first row of a query."""
+    cursor.execute(query, values)
+    return cursor.fetchone()
+
+
 def _refuse_other_tables(cursor: psycopg.Cursor[Any], url: str, *, most: int) -> None:
     """Refuse a database with more tables of our name, if the URL does not say which.
 
@@ -714,9 +715,7 @@ def _refuse_other_tables(cursor: psycopg.Cursor[Any], url: str, *, most: int) ->
     """
     if postgresql_url.search_path_of(url):
         return
-    cursor.execute(_SCHEMAS, (TABLE,))
-    found: Any = cursor.fetchone()
-    schemas: list[str] = found[0] or []  # no schema makes no array
+    schemas: list[str] = _row(cursor, _SCHEMAS, TABLE)[0]
     if len(schemas) > most:
         several = "schemas" if len(schemas) > 1 else "schema"
         raise StoreError(
@@ -734,10 +733,8 @@ def _refuse_hidden_table(cursor: psycopg.Cursor[Any], url: str) -> None:
     Raises:
         StoreError: It is so. The text says in which schema it is.
     """
-    cursor.execute(_SCHEMAS, (TABLE,))
-    found: Any = cursor.fetchone()
     ours = postgresql_url.search_path_of(url)
-    for schema in found[0] or []:
+    for schema in _row(cursor, _SCHEMAS, TABLE)[0]:
         if not ours or schema in re.findall(r"[^\s,\"]+", ours):
             raise StoreError(
                 f"has the table {TABLE} in the schema {schema}, where our user does "
