@@ -54,7 +54,7 @@ def name_of(url: str) -> str:
             "it is no URL of PostgreSQL; in its parts, write %20 for a blank, %3D for "
             "=, %40 for @ and %2F for /"
         ) from None
-    host = parts.get("host") or "localhost"
+    host = _host_in(parts)
     port = str(parts.get("port") or _PORT)
     if not all(map(is_port, port.split(","))):
         raise ValueError("its port must be a number")
@@ -73,8 +73,12 @@ def search_path_of(url: str) -> str:
 
 def hosts_of(url: str) -> list[str]:
     """Return the hosts; none for a unix socket."""
-    host = str(conninfo_to_dict(url).get("host") or "localhost")
-    return [one for one in host.split(",") if not one.startswith("/")]
+    hosts = _host_in(conninfo_to_dict(url)).split(",")
+    return [one for one in hosts if not one.startswith("/")]
+
+
+def _host_in(parts: Mapping[str, Any]) -> str:
+    return str(parts.get("host") or parts.get("hostaddr") or "localhost")
 
 
 def url_of(spec: str) -> str:

@@ -72,6 +72,8 @@ for alias in ("other", "third"):
         ("dbname=app host=/run/postgresql", "/run/postgresql:5432/app"),
         ("host=a,b port=1,2 dbname=app sslmode=require", "a+b:1+2/app"),
         ("user=me", "localhost:5432/me"),
+        ("hostaddr=10.9.8.7 dbname=app", "10.9.8.7:5432/app"),
+        ("host=db hostaddr=10.9.8.7 dbname=app", "db:5432/app"),
     ],
 )
 def test_keywords_become_a_url_that_says_the_same(keywords: str, name: str) -> None:
@@ -145,6 +147,11 @@ def test_blanks_between_servers_are_no_part_of_a_host(scheme: str) -> None:
         parse_node(f"{scheme}://b:1, a:1 , c").name
         == parse_node(f"{scheme}://a:1,b:1,c").name
     )
+
+
+def test_address_of_a_postgresql_is_its_host() -> None:
+    """Where its URL has no host, which libpq would have to resolve."""
+    assert parse_node("postgresql:///app?hostaddr=10.9.8.7").hosts == ["10.9.8.7"]
 
 
 @pytest.mark.parametrize("scheme", ["etcd", "zookeeper"])
