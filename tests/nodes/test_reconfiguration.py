@@ -179,19 +179,6 @@ def until_granted(load: Load, *, since: float) -> None:
         load.stop.wait(0.02)
 
 
-def test_client_with_the_old_settings_is_told_what_to_do(
-    start_nodes: StartNodes, service: Service, key: str
-) -> None:
-    """The error names the nodes' present configuration and the command."""
-    urls = start_nodes(3, initialize=False).urls
-    old, new = service(urls), service(urls, 2 * MAX_TTL)
-    old.initialize()
-    reconfigure(old, new)
-
-    with pytest.raises(QuorumUnreachable, match=r"max_ttl 2 s.*redlock reconfigure"):
-        old.acquire(key)
-
-
 def test_client_with_removed_nodes_is_told_the_new_ones(
     start_nodes: StartNodes, service: Service, key: str
 ) -> None:
