@@ -115,14 +115,6 @@ class MemoryKeyspace(Keyspace):
         return entry
 
 
-def _new_replid() -> str:
-    return secrets.token_hex(20)
-
-
-def _no_subscribers(_channel: bytes, _message: bytes) -> int:
-    return 0
-
-
 class MemoryNode:
     """A Redis master in memory, as far as the scripts can tell. Not thread-safe.
 
@@ -146,8 +138,8 @@ class MemoryNode:
         self,
         clock: NodeClock = SYSTEM_CLOCK,
         *,
-        new_replid: Callable[[], str] = _new_replid,
-        publish: Callable[[bytes, bytes], int] = _no_subscribers,
+        new_replid: Callable[[], str] = lambda: secrets.token_hex(20),
+        publish: Callable[[bytes, bytes], int] = lambda *_: 0,
     ) -> None:
         self._new_replid = new_replid
         self.redis = MemoryKeyspace(clock, new_replid(), publish)
