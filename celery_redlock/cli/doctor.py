@@ -145,7 +145,7 @@ def _wait(session: Session, seconds: float, *, all_nodes: bool) -> int:
     lines = [*node_lines(nodes), "", fact[0].upper() + fact[1:]]
     if votes < wanted:
         case = Case(redlock, [NodeReport(it) for it in nodes])
-        lines += [with_app(it.fact) for it in findings_of(case, [state_of_nodes])]
+        lines += [it.fact for it in findings_of(case, [state_of_nodes])]
     session.tell(
         lines,
         lambda: {
