@@ -306,7 +306,7 @@ class Watchdog(OfOneProcess):
             self._schedule.plan(watch)
             sent.append((watch, self._redlock.extension(watch.lease)))
         requests = [extension.request for _, extension in sent]
-        self._redlock.transport.send(*requests, urgent=True)
+        self._redlock.transport.send(*requests)
         deadline = self._deadline()
         self._in_flight += [(*renewal, deadline) for renewal in sent]
 
@@ -339,7 +339,7 @@ class Watchdog(OfOneProcess):
             )
             end = deadline
             if restore is not None:
-                transport.send(restore, urgent=True)
+                transport.send(restore)
                 end = self._deadline()
             if extension.result is None:
                 self._in_flight.append((watch, extension, end))

@@ -187,7 +187,7 @@ class FakeNodes:
         """Whether a request was sent of which some reply has not been read."""
         return any(connection.has_unanswered for connection in self._connections)
 
-    def send(self, *requests: ScriptRequest, urgent: bool = False) -> None:  # noqa: ARG002  (nothing waits to be sent)
+    def send(self, *requests: ScriptRequest) -> None:
         """Send requests to all nodes, in this order; do not wait for replies."""
         with self._lock:
             self._resend()

@@ -59,7 +59,7 @@ import threading
 import weakref
 from collections import deque
 from selectors import EVENT_READ, EVENT_WRITE
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.process import OfOneProcess, start_thread
@@ -180,18 +180,6 @@ class InFlight:
             self.inbox.append(self)
 
 
-class Queue(NamedTuple):
-    """The calls that wait to be sent. They outlive an exchange."""
-
-    urgent: deque[InFlight]  # sent before the others
-    others: deque[InFlight]
-
-    @classmethod
-    def new(cls) -> Queue:
-        """Return an empty queue."""
-        return cls(deque(), deque())
-
-
 class Exchange:
     """The connections to all nodes, and the calls that wait for replies on them.
 
@@ -199,7 +187,7 @@ class Exchange:
 
     Args:
         nodes: The nodes, in the order of their votes.
-        queue: The calls that wait to be sent.
+        queue: The calls that wait to be sent. They outlive an exchange.
         clock: Reads time.
         timing: Limits the time for an answer, and for a connection if fewer than a
             quorum of the nodes are connected yet.
@@ -217,7 +205,7 @@ class Exchange:
     def __init__(
         self,
         nodes: Sequence[Node],
-        queue: Queue,
+        queue: deque[InFlight],
         *,
         clock: Clock,
         timing: Timing,
@@ -225,7 +213,7 @@ class Exchange:
     ) -> None:
         self.nodes = nodes
         self._stores = [node for node in nodes if node.is_store]
-        self._urgent, self._others = self._queue = queue
+        self._queue = queue
         self._clock = clock
         self._timing = timing
         # Seconds without a reply after which a node is late that no call needs.
@@ -313,7 +301,7 @@ class Exchange:
         A driver that goes on afterwards, below a handler or in another thread, finds
         nothing to send: the queue is its successor's.
         """
-        self._urgent, self._others = self._queue = Queue.new()
+        self._queue = deque()
         self.is_over = True
         for node in self.nodes:
             if node not in keep:
@@ -332,7 +320,7 @@ class Exchange:
 
     def has_work(self) -> bool:
         """Tell whether a call waits to be sent, or to be ended, or a store works."""
-        return bool(self.waiting or self._others or self._urgent) or self.is_working()
+        return bool(self.waiting or self._queue) or self.is_working()
 
     def is_working(self) -> bool:
         """Tell whether a thread has to go on with what was sent to a store."""
@@ -342,10 +330,9 @@ class Exchange:
         """Tell whether another caller waits for its verdict."""
         if self.waiting and (len(self.waiting) > 1 or call not in self.waiting):
             return True
-        if len(self._others) + len(self._urgent) <= 1:
+        if len(self._queue) <= 1:
             return False
-        queued = [*self._urgent, *self._others]
-        return any(other.waits and other is not call for other in queued)
+        return any(other.waits and other is not call for other in list(self._queue))
 
     def enlist(self, call: InFlight) -> None:
         """Note when this call must end at the latest."""
@@ -490,12 +477,12 @@ class Exchange:
     # -- sending ---------------------------------------------------------------------
 
     def flush(self, alone: InFlight | None = None) -> None:
-        """Send what is queued: the urgent first, then in the order of the queue.
+        """Send what is queued, in the order of the queue.
 
         Args:
             alone: The call of the caller that drives, if no other caller waits.
         """
-        if not self._others and not self._urgent:
+        if not self._queue:
             return
         now = self._clock.monotonic()
         if now - self.looked_at > _IDLE:
@@ -506,13 +493,13 @@ class Exchange:
             if self.is_over:
                 return
         can_wait = self._maintain() is not None
-        calls = [*self._urgent, *self._others]
+        calls = list(self._queue)
         self._send(calls, self._wanted(calls) if can_wait else self._give_up(calls))
         self._file(calls, alone)
         for call in calls:  # now: until then an interruption lets them be sent again
-            for queue in self._queue:
-                if queue and queue[0] is call:
-                    queue.popleft()
+            queue = self._queue  # read anew: a successor may have taken it over
+            if queue and queue[0] is call:
+                queue.popleft()
 
     def _send(self, calls: Sequence[InFlight], wanted: list[ScriptRequest]) -> None:
         if not wanted:
@@ -597,7 +584,7 @@ class Exchange:
         """Wait for replies, or for a caller, until this instant."""
         self.looked_at = now = self._clock.monotonic()
         self._sleeps = True
-        if self._others or self._urgent:
+        if self._queue:
             until = now
         self._poll(max(0.0, until - now))
         self._sleeps = False
@@ -719,7 +706,7 @@ class Broadcast(OfOneProcess):
         _all.add(self)
 
     def _begin(self, nodes: Sequence[Node]) -> None:
-        self._queue = Queue.new()
+        self._queue: deque[InFlight] = deque()
         self._exchange = Exchange(
             nodes,
             self._queue,
@@ -756,10 +743,7 @@ class Broadcast(OfOneProcess):
     @property
     def has_pending(self) -> bool:
         """Whether a request waits to be sent, or to be resent, or a reply is late."""
-        queue = self._queue
-        if queue.others or queue.urgent:
-            return True
-        return bool([node for node in self.nodes if node.has_pending])
+        return bool(self._queue or [node for node in self.nodes if node.has_pending])
 
     @property
     def has_unanswered(self) -> bool:
@@ -775,7 +759,7 @@ class Broadcast(OfOneProcess):
         if self.pid != os.getpid():
             self.notice_fork()
         call = InFlight((request,), self._clock.monotonic(), sends=True, waits=True)
-        self._queue.others.append(call)
+        self._queue.append(call)
         self._see_through(call)
 
     def begin(self, request: ScriptRequest, event: Event) -> None:
@@ -784,18 +768,18 @@ class Broadcast(OfOneProcess):
             self.notice_fork()
         call = InFlight((request,), self._clock.monotonic(), sends=True, waits=True)
         call.event = event
-        self._queue.others.append(call)
+        self._queue.append(call)
         if self._is_driven or self._engage():
             self._exchange.wake()
         else:
             self._see_through(call)  # there can be no thread: this one is blocked
 
-    def send(self, *requests: ScriptRequest, urgent: bool = False) -> None:
+    def send(self, *requests: ScriptRequest) -> None:
         """Send requests to all nodes, in this order: see ``Transport``."""
         if self.pid != os.getpid():
             self.notice_fork()
         call = InFlight(requests, self._clock.monotonic(), sends=True, waits=False)
-        (self._queue.urgent if urgent else self._queue.others).append(call)
+        self._queue.append(call)
         self._try_to(_flush)
 
     def wait(
@@ -806,7 +790,7 @@ class Broadcast(OfOneProcess):
             self.notice_fork()
         now = self._clock.monotonic()
         call = InFlight(requests, now, sends=False, waits=True, until=until)
-        self._queue.urgent.append(call)
+        self._queue.append(call)
         return self._see_through(call, give_up_at)
 
     def drain(self) -> None:
@@ -818,8 +802,7 @@ class Broadcast(OfOneProcess):
     def finish(self, until: float) -> None:
         """Wait until all has left that was handed over, and stores have done it."""
         while self.pid == os.getpid() and SYSTEM_CLOCK.monotonic() < until:
-            queue = self._queue
-            if not (queue.others or queue.urgent or self._exchange.is_working()):
+            if not (self._queue or self._exchange.is_working()):
                 return
             self._try_to(_flush)
             SYSTEM_CLOCK.sleep(_POLL_EVERY)
@@ -923,10 +906,9 @@ class Broadcast(OfOneProcess):
 
     def _hand_on(self) -> None:
         """Have the I/O thread finish what waits when this thread has driven."""
-        queued = [*self._queue.urgent, *self._queue.others]
         exchange = self._exchange
         works = exchange.waiting or exchange.is_working()
-        if works or any(call.waits for call in queued):
+        if works or any(call.waits for call in list(self._queue)):
             self._engage()
         else:
             self._try_to(_flush)

@@ -391,11 +391,8 @@ class Transport(Protocol):
 
     labels: tuple[str, ...]
 
-    def send(self, *requests: ScriptRequest, urgent: bool = False) -> None:
-        """Send requests to all nodes, in this order; do not wait for replies.
-
-        Urgent ones are sent before others that wait to be sent.
-        """
+    def send(self, *requests: ScriptRequest) -> None:
+        """Send requests to all nodes, in this order; do not wait for replies."""
 
     def wait(
         self, *requests: ScriptRequest, until: float, give_up_at: float = math.inf

@@ -285,7 +285,7 @@ def test_lock_in_a_handler_costs_no_release_of_another_thread(
             def use_and_release(release: InFlight = release) -> None:
                 use(redlock, f"{key}-handler")
                 # Another thread is about to send it.
-                transport._queue.others.append(release)  # noqa: SLF001
+                transport._queue.append(release)  # noqa: SLF001
 
             visit = Visit(at, WIRE, use_and_release)
             with visit:

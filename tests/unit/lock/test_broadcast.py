@@ -471,7 +471,7 @@ def test_thread_does_not_wait_beyond_its_deadline(net: Net, clock: FakeClock) ->
     asked = net.request("b")
     now = clock.monotonic()
 
-    net.broadcast.send(asked, urgent=True)
+    net.broadcast.send(asked)
     read = net.broadcast.wait(asked, until=now + 9.0, give_up_at=now)
     net.broadcast.drain()
 
@@ -610,21 +610,6 @@ def test_others_send_while_a_caller_waits_for_hung_nodes(net: Net) -> None:
     assert sent == [True]
 
 
-def test_urgent_request_goes_first(net: Net) -> None:
-    """A renewal is next, however many threads came before it."""
-    occupied = Occupied(net)
-    for number in range(10):
-        occupied.start(net.broadcast.send, net.request(f"other {number}"))
-    occupied.start(net.broadcast.send, net.request("urgent"), urgent=True)
-    eventually(lambda: bool(net.broadcast._queue.urgent))  # noqa: SLF001
-
-    occupied.leave()
-
-    keys = [command[3] for command in commands(net.socks[0].sent)]
-    assert len(keys) == 12
-    assert keys.index(b"urgent") == 1  # after the request of the first thread
-
-
 def test_handler_in_the_thread_that_reads_waits_for_no_other(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -689,7 +674,7 @@ def test_requests_that_wait_together_leave_together(net: Net) -> None:
     sends = net.socks[0].sends
     occupied = Occupied(net)
     names = [f"other {number}" for number in range(10)]
-    queue = net.broadcast._queue.others  # noqa: SLF001
+    queue = net.broadcast._queue  # noqa: SLF001
     for number, name in enumerate(names):
         occupied.start(net.broadcast.ask, net.request(name))
         eventually(partial(lambda count: len(queue) == count, number + 1))

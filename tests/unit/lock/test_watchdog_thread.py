@@ -192,12 +192,12 @@ class Broken(FakeNodes):
 
     broken = 0
 
-    def send(self, *requests: ScriptRequest, urgent: bool = False) -> None:
+    def send(self, *requests: ScriptRequest) -> None:
         """Raise for the first requests."""
         if self.broken:
             self.broken -= 1
             raise OSError("Bad file descriptor")
-        super().send(*requests, urgent=urgent)
+        super().send(*requests)
 
 
 def test_thread_survives_an_unexpected_error(caplog: pytest.LogCaptureFixture) -> None:
