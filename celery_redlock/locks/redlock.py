@@ -240,8 +240,9 @@ class Redlock:
                 taken or none, by one lease with one fence.
             ttl: Seconds; the service's ttl by default.
             wait: Seconds to wait for the lock, in a queue with other clients. At 0 a
-                lock that is held is an error at once. Split votes, and a request that
-                a signal handler has cut off, are tried at most five times.
+                lock that is held is an error at once. Split votes, a request that a
+                signal handler has cut off, and one for which nodes had lost their
+                scripts, are tried at most five times.
             base: First part of the token, for when another process must be able to
                 release the locks of this execution; random by default.
             holder: What other clients see of the holder; this process by default.
@@ -793,7 +794,7 @@ class Redlock:
 def _is_passing(failure: LockUnavailable) -> bool:
     """Tell whether no other client and no node is the reason: the next try may win."""
     if isinstance(failure, QuorumUnreachable):
-        return failure.ballot is not None and failure.ballot.was_interrupted
+        return failure.ballot is not None and failure.ballot.is_passing
     return isinstance(failure, LockContended)
 
 

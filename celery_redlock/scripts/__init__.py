@@ -110,14 +110,11 @@ class Script:
     Attributes:
         name: The name of its file, of its operation in Python, and in traces.
         source: The Lua, includes resolved.
-        whole: Send the source, and not the SHA, to a node that may not know the
-            script: for a script that must also run if no client reads the reply.
         sha: The SHA-1 of the source in hex, by which a node finds a loaded script.
     """
 
     name: str
     source: str
-    whole: bool = False
     sha: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,17 +122,16 @@ class Script:
         object.__setattr__(self, "sha", digest.hexdigest())
 
 
-def load(name: str, *, whole: bool = False) -> Script:
+def load(name: str) -> Script:
     """Read a script.
 
     Args:
         name: Of the file in this folder, without ``.lua``.
-        whole: See `Script`.
 
     Raises:
         OSError: There is no such file, or one that it includes.
     """
-    return Script(name, _with_includes(f"{name}.lua", set()), whole)
+    return Script(name, _with_includes(f"{name}.lua", set()))
 
 
 def _with_includes(path: str, included: set[str]) -> str:
@@ -161,7 +157,7 @@ ACQUIRE = load("acquire")
 EXTEND = load("extend")
 RESTORE = load("restore")
 RAISE_FENCE = load("raise_fence")
-RELEASE = load("release", whole=True)
+RELEASE = load("release")
 INSPECT = load("inspect")
 REQUEST_CANCEL = load("request_cancel")
 FORCE_RELEASE = load("force_release")

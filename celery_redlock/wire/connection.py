@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
     from celery_redlock.basics.resp import ReplyReader
-    from celery_redlock.wire.requests import ScriptLoad, ScriptRequest
+    from celery_redlock.wire.requests import ScriptRequest
     from celery_redlock.wire.url import NodeAddress
 
 
@@ -68,8 +68,8 @@ class Connection:
 
     Attributes:
         facts: The server's description of itself.
-        has_scripts: Whether the server has our scripts, as far as is known. They can
-            be removed from it (SCRIPT FLUSH).
+        sent_scripts: The SHAs of the scripts that were sent to it with their source;
+            None if it has all of ours, as far as is known.
         events: The events of the socket to wait for.
         unsent: The bytes that the socket did not take.
         is_tls: Whether it may hold more bytes than its socket shows.
@@ -83,9 +83,9 @@ class Connection:
         "connection",
         "events",
         "facts",
-        "has_scripts",
         "is_tls",
         "reader",
+        "sent_scripts",
         "sock",
         "unsent",
     )
@@ -102,15 +102,13 @@ class Connection:
         self.unsent = bytearray()
         self.is_tls = hasattr(sock, "pending")
         self.facts = facts
-        self.has_scripts = has_scripts
+        self.sent_scripts: set[str] | None = None if has_scripts else set()
         # For a service that is dropped without ``close``. The collector calls it before
         # any ``__del__``, so before Python warns that the socket was left open.
         self._finalizer = weakref.finalize(self, connection.disconnect)
         self._finalizer.atexit = False
 
-    def send(
-        self, requests: Sequence[ScriptRequest | ScriptLoad], packed: bytes
-    ) -> None:
+    def send(self, requests: Sequence[ScriptRequest], packed: bytes) -> None:
         """Send requests, of which these are the bytes.
 
         Raises:

@@ -39,11 +39,8 @@ from celery_redlock.wire.connection import ConnectionLost
 from celery_redlock.wire.connector import Connector
 from celery_redlock.wire.node_log import NodeLog
 from celery_redlock.wire.pending_releases import PendingReleases
-from celery_redlock.wire.requests import (
-    ScriptLoad,
-    ScriptRequest,
-    UnreadableReply,
-)
+from celery_redlock.wire.quorum import LOST_SCRIPTS
+from celery_redlock.wire.requests import UnreadableReply
 
 if TYPE_CHECKING:
     import selectors
@@ -51,6 +48,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.basics.clock import Clock
     from celery_redlock.wire.connection import Connection, NodeFacts
+    from celery_redlock.wire.requests import ScriptRequest
     from celery_redlock.wire.store_connection import StoreConnection
     from celery_redlock.wire.url import NodeAddress
 
@@ -74,7 +72,7 @@ class _Conversation:
     def __init__(self, connection: Connection | StoreConnection) -> None:
         self.connection = connection
         self.events = connection.events
-        self.pending: deque[tuple[ScriptRequest | ScriptLoad, int]] = deque()
+        self.pending: deque[tuple[ScriptRequest, int]] = deque()
         self.silent_since = math.inf
 
 
@@ -113,7 +111,7 @@ class Node:
         return self._conversation.connection.facts if self._conversation else None
 
     @property
-    def pending(self) -> Sequence[tuple[ScriptRequest | ScriptLoad, int]]:
+    def pending(self) -> Sequence[tuple[ScriptRequest, int]]:
         """The requests that it has not answered, in order."""
         return self._conversation.pending if self._conversation else ()
 
@@ -160,8 +158,9 @@ class Node:
         """
         conversation = self._conversation
         if conversation and not self.unfit_because:
-            if not conversation.connection.has_scripts:
-                packed = b"".join([_packed_anyhow(request) for request in requests])
+            if conversation.connection.sent_scripts is not None:
+                sent = conversation.connection.sent_scripts
+                packed = b"".join([_packed(request, sent) for request in requests])
             elif not packed:
                 packed = b"".join([request.packed() for request in requests])
             self._write(conversation, requests, index, packed)
@@ -335,7 +334,7 @@ class Node:
     def _write(
         self,
         conversation: _Conversation,
-        requests: Sequence[ScriptRequest | ScriptLoad],
+        requests: Sequence[ScriptRequest],
         index: int,
         packed: bytes,
     ) -> None:
@@ -368,7 +367,7 @@ class Node:
             except IndexError:
                 raise ConnectionLost("sent a reply to no request") from None
             try:
-                if isinstance(reply, ErrorReply) and isinstance(request, ScriptRequest):
+                if isinstance(reply, ErrorReply):
                     self._refused(conversation, request, index, reply)
                 else:
                     request.answer(index, reply)
@@ -387,40 +386,25 @@ class Node:
         index: int,
         error: ErrorReply,
     ) -> None:
-        if str(error).startswith("NOSCRIPT"):
-            conversation.connection.has_scripts = False
-            self._send_source(conversation, request, index)
-            return
+        """Enter an error, and owe the request; bring a script that is missing."""
+        is_unknown = str(error).startswith("NOSCRIPT")
+        if is_unknown:
+            conversation.connection.sent_scripts = sent = set[str]()
+            # Behind a later request it would be late: after its own release, say.
+            if not conversation.pending:
+                self._write(conversation, (request,), index, _packed(request, sent))
+                return
         now = self._clock.monotonic()
         self._pending_releases.add_refused(request, index, now)
-        request.answer(index, error)
-
-    def _send_source(
-        self, conversation: _Conversation, request: ScriptRequest, index: int
-    ) -> None:
-        """Send the script itself, unless that would overtake a later command."""
-        keys = {*request.call[1]}
-        if any(
-            later.call[1][0] == request.call[1][0]
-            # A release may begin with another key: of several permits, say.
-            or (later.resend_until and not keys.isdisjoint(later.call[1]))
-            for later, _ in conversation.pending
-        ):
-            load = ScriptLoad(request.script)
-            self._write(conversation, (load,), index, load.packed())
-            self._fail(request, index, "had lost its scripts")
+        if is_unknown:
+            request.fail(index, LOST_SCRIPTS)
         else:
-            self._write(conversation, (request,), index, request.packed_source())
+            request.answer(index, error)
 
     def _fail(self, request: ScriptRequest, index: int, reason: str) -> None:
         if self._conversation or self._last_seen_at >= request.resend_since:
-            self._owe(request, index)
-        request.fail(index, reason)
-
-    def _owe(self, request: ScriptRequest | ScriptLoad, index: int) -> None:
-        """Have the request resent, if it must arrive."""
-        if isinstance(request, ScriptRequest):
             self._pending_releases.add(request, index, self._clock.monotonic())
+        request.fail(index, reason)
 
     # -- the connection ----------------------------------------------------------
 
@@ -441,8 +425,9 @@ class Node:
 
     def _end(self, ended: _Conversation, reason: str) -> None:
         """Enter that the requests in flight failed; owe those that must arrive."""
+        now = self._clock.monotonic()
         for request, index in list(ended.pending):
-            self._owe(request, index)
+            self._pending_releases.add(request, index, now)
             request.fail(index, reason, was_asked=True)
 
     def _connecting_failed(self, reason: str) -> None:
@@ -475,9 +460,15 @@ class Node:
         return True
 
 
-def _packed_anyhow(request: ScriptRequest) -> bytes:
-    """Return the command for a node that may not have the script.
+def _packed(request: ScriptRequest, sent: set[str]) -> bytes:
+    """Return the command, the first time with the source of its script.
 
-    It says so in its reply, which may never be read.
+    Args:
+        request: The request.
+        sent: The SHAs of the scripts that were sent with their source.
     """
-    return request.packed_source() if request.script.whole else request.packed()
+    sha = request.script.sha
+    if sha in sent:
+        return request.packed()
+    sent.add(sha)
+    return request.packed_source()

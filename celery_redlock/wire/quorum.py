@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 INTERRUPTED = "lost its connection, because a request was interrupted"
 """The reason of nodes whose connections this very process has closed."""
 
+LOST_SCRIPTS = "had lost its scripts"
+"""The reason of nodes that get the scripts again, with the next request."""
+
 
 def quorum_of(nodes: int) -> int:
     """Return the smallest majority of this many nodes: 1 of 1, 2 of 2, 2 of 3."""
@@ -304,6 +307,12 @@ class Ballot:
     def was_interrupted(self) -> bool:
         """Whether this very process has closed the connection to a node meanwhile."""
         return any(v is not None and v.reason == INTERRUPTED for v in self.votes)
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether a node gave no vote for a reason that ends with the next request."""
+        passing = (INTERRUPTED, LOST_SCRIPTS)
+        return any(v is not None and v.reason in passing for v in self.votes)
 
     @property
     def may_have_won(self) -> bool:

@@ -188,28 +188,6 @@ def vote_of(reply: Any, script: Script | None = None) -> Vote:
 # -- requests --------------------------------------------------------------------
 
 
-class ScriptLoad:
-    """A script for a node to store. The reply is ignored."""
-
-    __slots__ = ("_script", "call")
-
-    resend_since = resend_until = 0.0
-
-    def __init__(self, script: Script) -> None:
-        self._script = script
-        self.call: tuple[Script, Sequence[str], Sequence[Any]] = (script, [""], [])
-
-    def packed(self) -> bytes:
-        """Return the bytes of the command."""
-        return pack(("SCRIPT", "LOAD", self._script.source))
-
-    def answer(self, index: int, reply: Any) -> None:
-        """Ignore the reply."""
-
-    def fail(self, index: int, reason: str, *, was_asked: bool = False) -> None:
-        """Ignore the failure."""
-
-
 class VoteListener(Protocol):
     """The call that a request is a part of.
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.stores.connection import Command, DirectStore, Store, Waits
     from celery_redlock.wire.connection import NodeFacts
-    from celery_redlock.wire.requests import ScriptLoad, ScriptRequest
+    from celery_redlock.wire.requests import ScriptRequest
     from celery_redlock.wire.url import NodeAddress
 
 
@@ -71,12 +71,12 @@ class StoreConnection:
 
     Attributes:
         facts: The server's description of itself.
-        has_scripts: Always True: they run here.
+        sent_scripts: Always None: it has all scripts, which run here.
         sock: Has the number of the socket to wait for.
         events: The events of the socket to wait for.
     """
 
-    has_scripts = True
+    sent_scripts: set[str] | None = None
     database, user = 0, ""
 
     def __init__(self, store: Store) -> None:
@@ -106,7 +106,7 @@ class StoreConnection:
 
     def send(
         self,
-        requests: Sequence[ScriptRequest | ScriptLoad],
+        requests: Sequence[ScriptRequest],
         packed: bytes = b"",
     ) -> None:
         """Begin to carry requests out, or do so when those before them are done.
@@ -340,7 +340,7 @@ class _Listening:
             self._waker.wake()
 
 
-def _command_of(request: ScriptRequest | ScriptLoad) -> Command:
+def _command_of(request: ScriptRequest) -> Command:
     script, keys, args = request.call
     words = [
         one.encode()

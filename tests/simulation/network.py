@@ -245,7 +245,7 @@ class SimConnection(transport.Connection):
         self.unsent = bytearray()
         self.events, self.is_tls = _READ, False
         self.facts = transport.NodeFacts(connection.server.node.replid, "7.0.15", "")
-        self.has_scripts = True  # which is wrong at first, and after SCRIPT FLUSH
+        self.sent_scripts = set()  # as for a user who may not load scripts
         options: Any = _Options()
         self.connection = options
 

@@ -128,11 +128,6 @@ class Server:
             return _LOADING
         if command[0] in (b"HMGET", b"TIME", b"SCAN"):
             return self._look(*command)
-        if command[0] == b"SCRIPT":  # LOAD
-            script = _BY_SOURCE[command[2]]
-            self._loaded_scripts.add(script.name)
-            self.oracle.count("script loaded")
-            return script.sha.encode()
         if command[0] == b"EVALSHA":
             script = _BY_SHA[command[1]]
             if script.name not in self._loaded_scripts:
@@ -141,6 +136,7 @@ class Server:
         else:
             script = _BY_SOURCE[command[1]]
             self._loaded_scripts.add(script.name)
+            self.oracle.count("script loaded")
         first = 3 + int(command[2])
         keys, args = command[3:first], command[first:]
         reply = self.node.execute(script, keys, args)

@@ -14,6 +14,7 @@ import pytest
 
 from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.scripts import INSPECT, RELEASE
+from celery_redlock.wire.quorum import LOST_SCRIPTS
 from tests.harness.threads import threads_started_here
 from tests.unit.lock.sockets import (
     CONNECT_TIMEOUT,
@@ -292,7 +293,7 @@ def test_command_that_does_not_fit_is_sent_when_there_is_room(
     stage.node.flush()
 
     assert stage.selector.registered[sock][0] == READ
-    assert bytes(sock.sent) == first.packed() + second.packed()
+    assert bytes(sock.sent) == first.packed_source() + second.packed()
 
 
 def test_socket_that_takes_nothing_is_waited_for(stage: Stage, sock: Sock) -> None:
@@ -305,7 +306,7 @@ def test_socket_that_takes_nothing_is_waited_for(stage: Stage, sock: Sock) -> No
     sock.room = 1 << 20
     stage.node.flush()
 
-    assert bytes(sock.sent) == asked.packed()
+    assert bytes(sock.sent) == asked.packed_source()
 
 
 def test_node_that_takes_no_more_bytes_is_dropped(stage: Stage, sock: Sock) -> None:
@@ -342,40 +343,45 @@ def test_forgotten_script_does_not_overtake_a_later_command(
     stage: Stage, sock: Sock
 ) -> None:
     """An acquire that runs after its own release would lock for a whole ttl."""
+    stage.sends("before")
     acquire, freed = request(), release(stage.clock)
     stage.ask(acquire)
     stage.ask(freed)
-    stage.answers(NOSCRIPT, 0)
+    stage.answers([3], NOSCRIPT, 0)
 
-    assert said(acquire) == "had lost its scripts"
+    assert said(acquire) == LOST_SCRIPTS
     assert said(freed) == 0
-    *_, load = commands(sock.sent)
-    assert load == [b"SCRIPT", b"LOAD", INSPECT.source.encode()]
-    assert [command[0] for command in commands(sock.sent)].count(b"EVAL") == 1
+    assert len(commands(sock.sent)) == 3
+    stage.sends("after")
+    assert commands(sock.sent)[3][:2] == [b"EVAL", INSPECT.source.encode()]
 
 
-def test_forgotten_script_does_not_overtake_a_release_of_one_of_its_keys(
-    stage: Stage,
-) -> None:
-    """The release of all permits begins with the first one, an acquire with its own."""
-    acquire, freed = request("k##2"), release(stage.clock, key="k", more=("k##2",))
-    stage.ask(acquire)
-    stage.ask(freed)
-    stage.answers(NOSCRIPT, 0)
-
-    assert said(acquire) == "had lost its scripts"
-    assert said(freed) == 0
-
-
-def test_forgotten_script_may_overtake_commands_of_other_keys(
+def test_forgotten_script_is_brought_by_the_last_of_several_requests(
     stage: Stage, sock: Sock
 ) -> None:
-    """They have nothing to do with each other."""
+    """Those before it fail, as none may run after a later one."""
     first, second = stage.sends("a"), stage.sends("b")
-    stage.answers(NOSCRIPT, [3], [2, b"t", 1])
+    stage.answers(NOSCRIPT, NOSCRIPT, [3])
 
     assert commands(sock.sent)[2][0] == b"EVAL"
-    assert (said(first), said(second)) == ([2, b"t", 1], [3])
+    assert (said(first), said(second)) == (LOST_SCRIPTS, [3])
+
+
+def test_release_whose_script_was_forgotten_is_sent_again(
+    stage: Stage, sock: Sock
+) -> None:
+    """Also where it could not be sent at once, because of a later request."""
+    freed = release(stage.clock)
+    stage.ask(freed)
+    stage.sends("later")
+    stage.answers(NOSCRIPT, [3])
+    stage.clock.advance(0.25)
+    stage.node.send_backlog()
+
+    assert said(freed) == LOST_SCRIPTS
+    assert commands(sock.sent)[2][:2] == [b"EVAL", RELEASE.source.encode()]
+    stage.answers(1)
+    assert not stage.node.has_pending
 
 
 def test_release_goes_by_its_sha_to_a_node_that_has_the_scripts(
@@ -392,22 +398,26 @@ def test_release_goes_by_its_sha_to_a_node_that_has_the_scripts(
     assert sent[:2] == [b"EVALSHA", RELEASE.sha.encode()]
 
 
-def test_release_brings_its_source_to_a_node_without_the_scripts(
-    stage: Stage, sock: Sock
-) -> None:
+def test_first_use_of_a_script_brings_its_source(stage: Stage, sock: Sock) -> None:
     """A user who may not load scripts still leaves no lock: the reply may be unread."""
-    stage.ask(request())
+    stage.sends("a")
+    stage.ask(release(stage.clock))
+    stage.sends("b")
     stage.ask(release(stage.clock))
 
-    asked, released = commands(sock.sent)
-    assert asked[0] == b"EVALSHA"
-    assert released[:2] == [b"EVAL", RELEASE.source.encode()]
+    sent = [command[:2] for command in commands(sock.sent)]
+    assert sent == [
+        [b"EVAL", INSPECT.source.encode()],
+        [b"EVAL", RELEASE.source.encode()],
+        [b"EVALSHA", INSPECT.sha.encode()],
+        [b"EVALSHA", RELEASE.sha.encode()],
+    ]
 
 
 def test_release_brings_its_source_to_a_node_that_forgot_its_scripts(
     clock: FakeClock,
 ) -> None:
-    """The next one does, and the first one is sent once more."""
+    """It is sent once more with it; the next one goes by its SHA."""
     connection = Connection(loads_scripts=True)
     stage, first = Stage(clock, connection), release(clock)
     stage.arrive()
@@ -417,23 +427,9 @@ def test_release_brings_its_source_to_a_node_that_forgot_its_scripts(
     stage.ask(release(clock, key="other"))
 
     words = [command[0] for command in commands(connection.sock.sent)]
-    assert words == [b"EVALSHA", b"EVAL", b"EVAL"]
+    assert words == [b"EVALSHA", b"EVAL", b"EVALSHA"]
     stage.answers(1, 0)
     assert said(first) == 1
-
-
-@pytest.mark.parametrize("outcome", [("OK",), ErrorReply("OOM"), NOSCRIPT, b"sha"])
-def test_reply_to_a_script_load_is_ignored(stage: Stage, outcome: Any) -> None:
-    """It is not taken for the reply to the next request."""
-    stage.ask(request())
-    stage.ask(release(stage.clock))
-    stage.answers(NOSCRIPT, 0)
-    after = stage.sends("z")
-
-    stage.answers(outcome, [3])
-
-    assert said(after) == [3]
-    assert stage.node.facts
 
 
 # -- suspects --------------------------------------------------------------------------
@@ -598,7 +594,7 @@ def test_connection_is_made_anew_after_its_end(stage: Stage) -> None:
     stage.ask(asked)
     stage.arrive()
 
-    assert bytes(again.sock.sent) == asked.packed()
+    assert bytes(again.sock.sent) == asked.packed_source()
 
 
 @pytest.mark.parametrize("where", ["send", "receive", "flush"])

@@ -206,7 +206,7 @@ def test_release_that_did_not_arrive_is_sent_on_the_next_connection(
     stage.clock.advance(0.1)
     stage.node.send_backlog()
 
-    assert bytes(again.sock.sent) == freed.packed_source() * 2
+    assert bytes(again.sock.sent) == freed.packed_source() + freed.packed()
     assert not stage.node.has_pending
 
 
@@ -230,7 +230,7 @@ def test_release_that_a_node_refuses_is_sent_again(
 
     assert freed.ballot.reasons() == f"node-0 answered {word} not now"
     assert before == [True, True, len(freed.packed_source())]
-    assert bytes(sock.sent) == freed.packed_source() * 2
+    assert bytes(sock.sent) == freed.packed_source() + freed.packed()
     assert not stage.node.has_pending
 
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from celery_redlock import scripts
 from celery_redlock.basics.resp import ErrorReply, PythonReader
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.scripts import ACQUIRE, ALL_SCRIPTS, INSPECT, Script
+from celery_redlock.scripts import ALL_SCRIPTS, INSPECT, Script
 from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
 from celery_redlock.wire.requests import (
-    ScriptLoad,
     ScriptRequest,
     UnreadableReply,
     all_answered,
@@ -294,14 +293,3 @@ def test_request_that_is_sent_again_has_no_votes() -> None:
     assert again.call == asked.call
     assert (again.resend_until, again.resend_since) == (5.0, 3.0)
     assert again.is_obsolete is None
-
-
-def test_script_load_ignores_its_reply() -> None:
-    """It touches no key, and neither a reply nor silence changes anything."""
-    load = ScriptLoad(ACQUIRE)
-
-    load.answer(0, ErrorReply("ERR"))
-    load.fail(1, "is gone")
-
-    assert words(load.packed()) == [b"SCRIPT", b"LOAD", ACQUIRE.source.encode()]
-    assert load.resend_until == 0
