@@ -170,10 +170,11 @@ class Redlock:
         self.timing = Timing(ttl, max_ttl, node_timeout, connect_timeout)
         self.clock = clock
         self.keys = Keys(prefix)
+        connect_timeout = self.timing.connect_timeout
         self.transport: Transport = transport or Broadcast(
             [
-                Node(address, clock=clock, connect_timeout=self.timing.connect_timeout)
-                for address in self.addresses
+                Node(address, index, clock=clock, connect_timeout=connect_timeout)
+                for index, address in enumerate(self.addresses)
             ],
             clock=clock,
             timing=self.timing,

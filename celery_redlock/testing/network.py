@@ -383,7 +383,7 @@ class _Connection:
             self._unanswered.popleft()
             if isinstance(reply, ErrorReply):
                 now = self._clock.monotonic()
-                self.pending.add_refused(request, self._index, now)
+                self.pending.add_refused(request, now)
             request.answer(self._index, reply)
         if not self._unanswered:
             self.is_suspect = False
@@ -421,10 +421,10 @@ class _Connection:
         for request in failed:
             request.fail(self._index, reason, was_asked=was_open)
             if self._last_open_at >= request.resend_since:
-                self.pending.add(request, self._index, now)
+                self.pending.add(request, now)
 
     def resend(self) -> None:
         """Send the releases that the node missed, if it is back."""
         if self.node.is_running and not self.is_cut:
-            for request, _ in self.pending.due(self._clock.monotonic()):
+            for request in self.pending.due(self._clock.monotonic()):
                 self.send(request)

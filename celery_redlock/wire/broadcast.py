@@ -58,6 +58,7 @@ import sys
 import threading
 import weakref
 from collections import deque
+from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import TYPE_CHECKING, Any
 
@@ -218,6 +219,7 @@ class Exchange:
         self._timing = timing
         # Seconds without a reply after which a node is late that no call needs.
         self._patience = max(timing.node_timeout, timing.connect_timeout)
+        self._late_at = 0.0  # until this instant, no other node can be that late
         self._new_selector = new_selector
         self.observer_of: (
             Callable[[ScriptRequest], Callable[[int, Vote], None]] | None
@@ -506,12 +508,12 @@ class Exchange:
             return
         is_first = all(call.sends == 1 for call in calls)
         packed = b"".join([request.packed() for request in wanted])
-        for index, node in enumerate(self.nodes):
+        for node in self.nodes:
             self._changing = node
             if is_first:
-                node.send(wanted, index, packed)
+                node.send(wanted, packed)
             else:  # a thread that was interrupted may have sent some
-                node.send(node.unsent_of(wanted, index), index)
+                node.send(node.unsent_of(wanted))
         self._changing = None
 
     def _wanted(self, calls: Sequence[InFlight]) -> list[ScriptRequest]:
@@ -563,8 +565,8 @@ class Exchange:
         """Let the requests of these calls fail at all nodes. Return none to send."""
         for call in calls:
             for request in call.unsent:
-                for index, node in enumerate(self.nodes):
-                    node.refuse(request, index)
+                for node in self.nodes:
+                    node.refuse(request)
             call.unsent = ()
             if call.waits:
                 self._conclude(call)
@@ -615,11 +617,19 @@ class Exchange:
             if events & EVENT_WRITE:
                 key.data.flush()
         self._changing = None
-        # What was there by then is read, so these have sent nothing for so long.
-        latest = self.looked_at - self._patience
+        if self.looked_at > self._late_at:
+            self._look_for_late_nodes(self.looked_at)
+
+    def _look_for_late_nodes(self, now: float) -> None:
+        """Mark nodes that have sent nothing for so long; what was there is read."""
+        earliest = now
         for node in self.nodes:
-            if node.silent_since < latest and not node.is_store:
+            since = math.inf if node.is_store else node.silent_since
+            if since < now - self._patience:
                 node.mark_suspect()
+            else:
+                earliest = min(earliest, since)
+        self._late_at = earliest + self._patience
 
     def _maintain(self) -> selectors.BaseSelector | None:
         """Take and begin connections. Return None where sockets cannot be watched."""
@@ -915,10 +925,7 @@ class Broadcast(OfOneProcess):
 
     def _see_through(self, call: InFlight, give_up_at: float = math.inf) -> bool:
         """Return True when the call is over; False if it is not at ``give_up_at``."""
-
-        def see_through(exchange: Exchange, is_nested: bool) -> None:  # noqa: FBT001  (a work)
-            self._carry(call, exchange, is_nested=is_nested)
-
+        see_through = partial(self._carry, call)
         try:
             self._try_to(see_through)
             return call.is_over or self._await(call, see_through, give_up_at)
@@ -966,7 +973,12 @@ class Broadcast(OfOneProcess):
             return call.due_at
         return call.came_at + self._timing.connect_timeout + self._timing.node_timeout
 
-    def _carry(self, call: InFlight, exchange: Exchange, *, is_nested: bool) -> None:
+    def _carry(
+        self,
+        call: InFlight,
+        exchange: Exchange,
+        is_nested: bool,  # noqa: FBT001  (a work)
+    ) -> None:
         """Send and read until this call is over, or until another caller waits."""
         while not call.is_over and not exchange.is_over:
             if not exchange.others_wait(call):

@@ -72,12 +72,18 @@ class _Conversation:
     def __init__(self, connection: Connection | StoreConnection) -> None:
         self.connection = connection
         self.events = connection.events
-        self.pending: deque[tuple[ScriptRequest, int]] = deque()
+        self.pending: deque[ScriptRequest] = deque()
         self.silent_since = math.inf
 
 
 class Node:
     """One master, or a store. Used by one thread at a time, except for the connecting.
+
+    Args:
+        address: Where the node is.
+        index: The index of its votes.
+        clock: Reads time.
+        connect_timeout: Seconds that a connection may take to be made.
 
     Attributes:
         label: The name of the node.
@@ -87,9 +93,10 @@ class Node:
     """
 
     def __init__(
-        self, address: NodeAddress, *, clock: Clock, connect_timeout: float
+        self, address: NodeAddress, index: int, *, clock: Clock, connect_timeout: float
     ) -> None:
         self.label = address.name
+        self._index = index
         self.is_store = address.is_store
         self.suspect = False
         self.unfit_because = ""
@@ -100,7 +107,7 @@ class Node:
         self._last_seen_at = 0.0
         self._pending_releases = PendingReleases()
         self._down_because = ""
-        self._backlog: deque[tuple[ScriptRequest, int]] = deque()
+        self._backlog: deque[ScriptRequest] = deque()
         self._log = NodeLog(self.label, clock)
 
     # -- for the broadcast -------------------------------------------------------
@@ -111,7 +118,7 @@ class Node:
         return self._conversation.connection.facts if self._conversation else None
 
     @property
-    def pending(self) -> Sequence[tuple[ScriptRequest, int]]:
+    def pending(self) -> Sequence[ScriptRequest]:
         """The requests that it has not answered, in order."""
         return self._conversation.pending if self._conversation else ()
 
@@ -124,7 +131,7 @@ class Node:
         return conversation.silent_since
 
     @property
-    def backlog(self) -> Sequence[tuple[ScriptRequest, int]]:
+    def backlog(self) -> Sequence[ScriptRequest]:
         """The requests that wait for the first connection, in order."""
         return self._backlog
 
@@ -146,14 +153,11 @@ class Node:
         """
         return bool(self._pending_releases) or bool(self._backlog) or self.suspect
 
-    def send(
-        self, requests: Sequence[ScriptRequest], index: int, packed: bytes = b""
-    ) -> None:
+    def send(self, requests: Sequence[ScriptRequest], packed: bytes = b"") -> None:
         """Send requests at once, or enter why that is impossible.
 
         Args:
             requests: The requests.
-            index: The index of this node's votes.
             packed: The bytes of all requests, by SHA, which the nodes can share.
         """
         conversation = self._conversation
@@ -163,19 +167,19 @@ class Node:
                 packed = b"".join([_packed(request, sent) for request in requests])
             elif not packed:
                 packed = b"".join([request.packed() for request in requests])
-            self._write(conversation, requests, index, packed)
+            self._write(conversation, requests, packed)
             return
         for request in requests:
             if self.unfit_because:
-                request.fail(index, self.unfit_because)
+                request.fail(self._index, self.unfit_because)
             elif self.is_connecting:
-                self._backlog.append((request, index))
+                self._backlog.append(request)
             else:
-                self._fail(request, index, self._down_because or "is not connected")
+                self._fail(request, self._down_because or "is not connected")
 
-    def refuse(self, request: ScriptRequest, index: int) -> None:
+    def refuse(self, request: ScriptRequest) -> None:
         """Enter that this request cannot be sent, unless the node has voted on it."""
-        self._fail(request, index, self._down_because or "could not be sent to")
+        self._fail(request, self._down_because or "could not be sent to")
 
     def lose(self, reason: str) -> None:
         """Close the connection for a reason of this process."""
@@ -184,13 +188,12 @@ class Node:
     @property
     def needs_maintenance(self) -> bool:
         """Whether ``maintain`` has something to do."""
-        conversation = self._conversation
-        return (
-            conversation is None
-            or self.suspect
-            or bool(self.unfit_because)
-            or bool(self._backlog)
-            or bool(self._pending_releases)
+        return not (
+            self._conversation
+            and not self.suspect
+            and not self.unfit_because
+            and not self._backlog
+            and not self._pending_releases
         )
 
     def maintain(self, selector: selectors.BaseSelector) -> bool:
@@ -216,23 +219,21 @@ class Node:
         if self._conversation is None:
             return
         while self._backlog:
-            request, index = self._backlog[0]
-            if request.ballot.votes[index] is None:
-                self.send((request,), index)
+            request = self._backlog[0]
+            if request.ballot.votes[self._index] is None:
+                self.send((request,))
             self._backlog.popleft()  # now: an interruption sends it once more
         if not self.unfit_because:
-            for request, index in self._pending_releases.due(self._clock.monotonic()):
-                self.send((request,), index)
+            for request in self._pending_releases.due(self._clock.monotonic()):
+                self.send((request,))
 
-    def unsent_of(
-        self, requests: Sequence[ScriptRequest], index: int
-    ) -> list[ScriptRequest]:
+    def unsent_of(self, requests: Sequence[ScriptRequest]) -> list[ScriptRequest]:
         """Return the requests that this node was not sent yet."""
-        sent = {id(request) for request, _ in [*self.pending, *self._backlog]}
+        sent = {id(request) for request in [*self.pending, *self._backlog]}
         return [
             request
             for request in requests
-            if request.ballot.votes[index] is None and id(request) not in sent
+            if request.ballot.votes[self._index] is None and id(request) not in sent
         ]
 
     def disqualify(self, reason: str) -> None:
@@ -335,11 +336,10 @@ class Node:
         self,
         conversation: _Conversation,
         requests: Sequence[ScriptRequest],
-        index: int,
         packed: bytes,
     ) -> None:
         owes_none = not conversation.pending
-        conversation.pending.extend([(request, index) for request in requests])
+        conversation.pending.extend(requests)
         connection = conversation.connection
         try:
             connection.send(requests, packed)
@@ -360,31 +360,28 @@ class Node:
                 self._selector.modify(connection.sock, connection.events, self)
 
     def _enter_replies(self, conversation: _Conversation) -> None:
-        pending, now = conversation.pending, self._clock.monotonic()
+        pending, index = conversation.pending, self._index
         for reply in conversation.connection.replies():
             try:
-                request, index = pending.popleft()
+                request = pending.popleft()
             except IndexError:
                 raise ConnectionLost("sent a reply to no request") from None
             try:
                 if isinstance(reply, ErrorReply):
-                    self._refused(conversation, request, index, reply)
+                    self._refused(conversation, request, reply)
                 else:
                     request.answer(index, reply)
             except UnreadableReply:
-                pending.appendleft((request, index))  # to fail with the others
+                pending.appendleft(request)  # to fail with the others
                 raise
-            conversation.silent_since = now
-        if not pending and self.suspect:
+        if pending:
+            conversation.silent_since = self._clock.monotonic()
+        elif self.suspect:
             self.suspect, self._connector.failures = False, 0
             self._log.in_time()
 
     def _refused(
-        self,
-        conversation: _Conversation,
-        request: ScriptRequest,
-        index: int,
-        error: ErrorReply,
+        self, conversation: _Conversation, request: ScriptRequest, error: ErrorReply
     ) -> None:
         """Enter an error, and owe the request; bring a script that is missing."""
         is_unknown = str(error).startswith("NOSCRIPT")
@@ -392,19 +389,18 @@ class Node:
             conversation.connection.sent_scripts = sent = set[str]()
             # Behind a later request it would be late: after its own release, say.
             if not conversation.pending:
-                self._write(conversation, (request,), index, _packed(request, sent))
+                self._write(conversation, (request,), _packed(request, sent))
                 return
-        now = self._clock.monotonic()
-        self._pending_releases.add_refused(request, index, now)
+        self._pending_releases.add_refused(request, self._clock.monotonic())
         if is_unknown:
-            request.fail(index, LOST_SCRIPTS)
+            request.fail(self._index, LOST_SCRIPTS)
         else:
-            request.answer(index, error)
+            request.answer(self._index, error)
 
-    def _fail(self, request: ScriptRequest, index: int, reason: str) -> None:
+    def _fail(self, request: ScriptRequest, reason: str) -> None:
         if self._conversation or self._last_seen_at >= request.resend_since:
-            self._pending_releases.add(request, index, self._clock.monotonic())
-        request.fail(index, reason)
+            self._pending_releases.add(request, self._clock.monotonic())
+        request.fail(self._index, reason)
 
     # -- the connection ----------------------------------------------------------
 
@@ -426,9 +422,9 @@ class Node:
     def _end(self, ended: _Conversation, reason: str) -> None:
         """Enter that the requests in flight failed; owe those that must arrive."""
         now = self._clock.monotonic()
-        for request, index in list(ended.pending):
-            self._pending_releases.add(request, index, now)
-            request.fail(index, reason, was_asked=True)
+        for request in list(ended.pending):
+            self._pending_releases.add(request, now)
+            request.fail(self._index, reason, was_asked=True)
 
     def _connecting_failed(self, reason: str) -> None:
         if self._conversation is None:
@@ -436,7 +432,7 @@ class Node:
         if self._connector.failures == 1:
             self._log.unreachable(reason)
         while self._backlog:
-            self._fail(*self._backlog[0], reason)
+            self._fail(self._backlog[0], reason)
             self._backlog.popleft()
 
     def _adopt(self, made: Connection | StoreConnection) -> bool:

@@ -29,26 +29,25 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0  # seconds, after a refusal
 
 class _PendingRelease(NamedTuple):
     request: ScriptRequest
-    node: int
     due_at: float
     is_second: bool
 
 
 class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
-    """Requests that must arrive, each one once, oldest first."""
+    """Requests that must arrive at one node, each one once, oldest first."""
 
     __slots__ = ()
 
-    def add(self, request: ScriptRequest, node: int, now: float) -> None:
+    def add(self, request: ScriptRequest, now: float) -> None:
         """Keep a request that did not arrive, unless it may be dropped."""
-        self._keep(_PendingRelease(request, node, now, is_second=False), now)
+        self._keep(_PendingRelease(request, now, is_second=False), now)
 
-    def add_refused(self, request: ScriptRequest, node: int, now: float) -> None:
+    def add_refused(self, request: ScriptRequest, now: float) -> None:
         """Keep a request that the node answered with an error, as ``add`` does."""
         pause = doubled(_FIRST_PAUSE, request.resends, _LONGEST_PAUSE)
         # A second send that is still due has its reason, and follows this one.
         is_second = _name_of(request) not in self
-        self._keep(_PendingRelease(request, node, now + pause, is_second), now)
+        self._keep(_PendingRelease(request, now + pause, is_second), now)
 
     def _keep(self, entry: _PendingRelease, now: float) -> None:
         # The errors: a signal handler has changed it meanwhile.
@@ -61,7 +60,7 @@ class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
         if entry.request.resend_until > now:
             self[_name_of(entry.request)] = entry
 
-    def due(self, now: float) -> Iterator[tuple[ScriptRequest, int]]:
+    def due(self, now: float) -> Iterator[ScriptRequest]:
         """Yield the requests to send now, as new requests."""
         for name in list(self):  # not the items: a finaliser may come between tuples
             entry = self.get(name)
@@ -70,7 +69,7 @@ class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
             if entry.request.resend_until <= now:
                 self.pop(name, None)
             elif entry.due_at <= now:
-                yield entry.request.again(), entry.node
+                yield entry.request.again()
                 # It stays until it was sent: the caller may be interrupted.
                 if self.get(name) is not entry:  # the send has failed
                     continue

@@ -10,6 +10,7 @@ can never be taken for the reply to a later request.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import TYPE_CHECKING, Any, Protocol
@@ -101,6 +102,12 @@ def _number(item: Any) -> int:
     return item
 
 
+@functools.lru_cache(maxsize=1)
+def _grant(number: int) -> Vote:
+    """Return the vote with this number, which most nodes give alike."""
+    return Vote(VoteKind.GRANTED, number)
+
+
 def _granted(reply: list[Any], script: Script | None) -> Vote:
     """Read the fence counter, and check the kinds of all that follows."""
     if len(reply) == 1:
@@ -113,7 +120,7 @@ def _granted(reply: list[Any], script: Script | None) -> Vote:
         number = number if type(number) is int else 0
     if number < 0:
         raise TypeError
-    return Vote(VoteKind.GRANTED, number) if number else _YES
+    return _grant(number) if number else _YES
 
 
 def _taken(reply: list[Any], _: Script | None) -> Vote:

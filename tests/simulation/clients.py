@@ -98,8 +98,8 @@ def new_broadcast(
     selector: Any = Selector
     return Broadcast(
         [
-            Node(each, clock=clock, connect_timeout=connect_timeout)
-            for each in addresses
+            Node(each, index, clock=clock, connect_timeout=connect_timeout)
+            for index, each in enumerate(addresses)
         ],
         clock=clock,
         timing=timing,

@@ -595,10 +595,9 @@ def _wrong_request() -> _Patches:
     def send(
         self: node.Node,
         asked: Sequence[ScriptRequest],
-        index: int,
         packed: bytes = b"",
     ) -> None:
-        right(self, asked, index, packed)
+        right(self, asked, packed)
         pending: Any = self.pending
         if len(pending) > 1:
             pending[-1], pending[-2] = pending[-2], pending[-1]

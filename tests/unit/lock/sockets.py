@@ -263,7 +263,7 @@ class Stage:
         self.address = Address(*coming)
         self.selector = Selector()
         self.node = Node(
-            cast("Any", self.address), clock=clock, connect_timeout=CONNECT_TIMEOUT
+            cast("Any", self.address), 0, clock=clock, connect_timeout=CONNECT_TIMEOUT
         )
 
     def next_connection(self) -> Connection:
@@ -282,7 +282,7 @@ class Stage:
 
     def ask(self, *requests: ScriptRequest) -> None:
         """Send these requests together."""
-        self.node.send(requests, 0)
+        self.node.send(requests)
 
     def sends(self, key: str = "k") -> ScriptRequest:
         """Send a request, and return it."""
@@ -396,8 +396,13 @@ class Net:
         self.on_select: list[Callable[[], Any]] = []
         self.broadcast = Broadcast(
             [
-                Node(cast("Any", address), clock=clock, connect_timeout=CONNECT_TIMEOUT)
-                for address in self.addresses
+                Node(
+                    cast("Any", address),
+                    index,
+                    clock=clock,
+                    connect_timeout=CONNECT_TIMEOUT,
+                )
+                for index, address in enumerate(self.addresses)
             ],
             clock=clock,
             timing=Timing(30.0, 60.0, NODE_TIMEOUT, CONNECT_TIMEOUT),

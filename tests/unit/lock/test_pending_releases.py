@@ -42,20 +42,20 @@ def release_of(token: str, until: float = 60.0) -> ScriptRequest:
     )
 
 
-def sent(pending: PendingReleases, now: float) -> list[tuple[object, int]]:
-    """Return the tokens that are sent now, and to which node."""
-    return [(due.call[2][0], node) for due, node in pending.due(now)]
+def sent(pending: PendingReleases, now: float) -> list[object]:
+    """Return the tokens that are sent now."""
+    return [due.call[2][0] for due in pending.due(now)]
 
 
 def test_release_is_sent_twice_a_second_apart() -> None:
     """The node may find the acquire in an old buffer after the first release."""
     pending = PendingReleases()
-    pending.add(release_of("t"), 1, now=10.0)
+    pending.add(release_of("t"), now=10.0)
 
-    assert sent(pending, 10.0) == [("t", 1)]
+    assert sent(pending, 10.0) == ["t"]
     assert sent(pending, 10.9) == []
     assert pending
-    assert sent(pending, 11.0) == [("t", 1)]
+    assert sent(pending, 11.0) == ["t"]
     assert not pending
     assert sent(pending, 12.0) == []
 
@@ -75,21 +75,21 @@ def test_finaliser_may_add_a_release_while_the_due_ones_are_listed() -> None:
     pending = PendingReleases()
     tokens = [f"t{number}" for number in range(2 * gc.get_threshold()[0])]
     for token in tokens:
-        pending.add(release_of(token), 0, now=10.0)
+        pending.add(release_of(token), now=10.0)
     gc.collect()  # the next one comes after fewer allocations than there are releases
-    _Finalised(lambda: pending.add(release_of("late"), 0, now=10.0))
+    _Finalised(lambda: pending.add(release_of("late"), now=10.0))
 
     told = sent(pending, 10.0)
 
     gc.collect()
     told += [one for one in sent(pending, 10.0) if one not in told]
-    assert sorted(told) == sorted((token, 0) for token in ["late", *tokens])
+    assert sorted(map(str, told)) == sorted(["late", *tokens])
 
 
 def test_release_is_dropped_at_its_end() -> None:
     """After one max_ttl there is nothing left to release."""
     pending = PendingReleases()
-    pending.add(release_of("t", until=20.0), 0, now=10.0)
+    pending.add(release_of("t", until=20.0), now=10.0)
 
     assert sent(pending, 20.0) == []
     assert not pending
@@ -99,8 +99,8 @@ def test_request_without_an_end_is_not_kept() -> None:
     """Only a request that must arrive is resent."""
     pending = PendingReleases()
 
-    pending.add(release_of("t", until=0.0), 0, now=10.0)
-    pending.add(release_of("t", until=10.0), 0, now=10.0)
+    pending.add(release_of("t", until=0.0), now=10.0)
+    pending.add(release_of("t", until=10.0), now=10.0)
 
     assert not pending
 
@@ -109,22 +109,22 @@ def test_release_is_kept_once() -> None:
     """The same release, failed again and again, is one entry."""
     pending = PendingReleases()
     for _ in range(3):
-        pending.add(release_of("t"), 0, now=10.0)
-    pending.add(release_of("u"), 0, now=10.0)
+        pending.add(release_of("t"), now=10.0)
+    pending.add(release_of("u"), now=10.0)
 
-    assert sent(pending, 10.0) == [("t", 0), ("u", 0)]
+    assert sent(pending, 10.0) == ["t", "u"]
 
 
 def test_release_that_fails_again_is_sent_twice_again() -> None:
     """A release that did not arrive does not count."""
     pending = PendingReleases()
-    pending.add(release_of("t"), 0, now=10.0)
-    assert sent(pending, 10.0) == [("t", 0)]
-    pending.add(release_of("t"), 0, now=10.5)
+    pending.add(release_of("t"), now=10.0)
+    assert sent(pending, 10.0) == ["t"]
+    pending.add(release_of("t"), now=10.5)
 
-    assert sent(pending, 10.6) == [("t", 0)]
+    assert sent(pending, 10.6) == ["t"]
     assert sent(pending, 11.0) == []
-    assert sent(pending, 11.6) == [("t", 0)]
+    assert sent(pending, 11.6) == ["t"]
     assert not pending
 
 
@@ -132,30 +132,30 @@ def test_old_releases_are_dropped_when_new_ones_come() -> None:
     """A node that never comes back costs no memory."""
     pending = PendingReleases()
     for number in range(100):
-        pending.add(release_of(f"t{number}", until=number + 2.0), 0, now=float(number))
+        pending.add(release_of(f"t{number}", until=number + 2.0), now=float(number))
 
-    assert sent(pending, 100.0) == [("t99", 0)]
+    assert sent(pending, 100.0) == ["t99"]
 
 
 def test_release_that_ends_while_others_are_sent_is_dropped() -> None:
     """Time goes on meanwhile, and a release may end; one that fails is kept."""
     pending = PendingReleases()
-    pending.add(release_of("b", until=10.5), 0, now=10.0)
-    pending.add(release_of("a"), 0, now=10.0)
-    pending.add(release_of("c", until=10.5), 0, now=10.0)
-    pending.add(release_of("d", until=10.5), 0, now=10.0)
+    pending.add(release_of("b", until=10.5), now=10.0)
+    pending.add(release_of("a"), now=10.0)
+    pending.add(release_of("c", until=10.5), now=10.0)
+    pending.add(release_of("d", until=10.5), now=10.0)
 
-    for due, node in pending.due(10.4):
-        pending.add(due, node, now=10.6)
+    for due in pending.due(10.4):
+        pending.add(due, now=10.6)
 
-    assert [token for token, _ in sent(pending, 10.7)] == ["a"]
+    assert sent(pending, 10.7) == ["a"]
 
 
 def test_refused_release_is_sent_once_more_after_a_pause_that_doubles() -> None:
     """A node that refuses has read all that came before, so once is enough."""
     pending = PendingReleases()
     request, now, pauses = release_of("t", until=30.0), 10.0, []
-    pending.add_refused(request, 0, now)
+    pending.add_refused(request, now)
 
     while pending:
         began = now
@@ -163,7 +163,7 @@ def test_refused_release_is_sent_once_more_after_a_pause_that_doubles() -> None:
             now += 0.125
         if pending or now < 30.0:
             pauses.append(now - began)
-            pending.add_refused(due[0][0], 0, now)
+            pending.add_refused(due[0], now)
 
     assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
 
@@ -171,14 +171,14 @@ def test_refused_release_is_sent_once_more_after_a_pause_that_doubles() -> None:
 def test_refusal_of_the_first_send_leaves_the_second() -> None:
     """The reason for it remains: an old buffer may hold an acquire."""
     pending = PendingReleases()
-    pending.add(release_of("t"), 0, now=10.0)
-    ((first, _),) = pending.due(10.0)
-    pending.add_refused(first, 0, now=10.5)
+    pending.add(release_of("t"), now=10.0)
+    (first,) = pending.due(10.0)
+    pending.add_refused(first, now=10.5)
 
     assert sent(pending, 10.9) == []
-    assert sent(pending, 11.0) == [("t", 0)]
+    assert sent(pending, 11.0) == ["t"]
     assert sent(pending, 11.9) == []
-    assert sent(pending, 12.0) == [("t", 0)]
+    assert sent(pending, 12.0) == ["t"]
     assert not pending
 
 
