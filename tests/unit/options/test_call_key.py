@@ -363,14 +363,6 @@ def test_arguments_do_not_run_into_each_other() -> None:
     assert len(keys) == 8
 
 
-def test_another_task_is_another_call() -> None:
-    """The same arguments of two tasks are two calls."""
-    signature = inspect.signature(f)
-    one, other = KeyRule("proj.f", signature), KeyRule("proj.g", signature)
-
-    assert one.key_of([1], {}) != other.key_of([1], {})
-
-
 # -- a hash of the arguments, and unique_on ----------------------------------------
 
 
