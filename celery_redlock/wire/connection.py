@@ -11,12 +11,14 @@ import contextlib
 # Else the first thread that connects imports it, and a child that is forked meanwhile
 # has a half-imported module: it can never connect.
 import encodings.idna  # noqa: F401
+import os
 import re
 import socket
 import weakref
 from dataclasses import dataclass
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 from celery_redlock.basics.resp import (
     DOES_NOT_KNOW,
@@ -253,11 +255,22 @@ def _known_fault(address: NodeAddress, error: Exception) -> str:
     if isinstance(error.__context__, socket.gaierror):
         return _UNKNOWN_HOST
     text = str(error)
-    was_closed = "reset by peer" in text or "closed by server" in text
-    if was_closed and address.url.scheme == "redis":
-        return _CLOSED_AT_ONCE
+    if option := _unreadable_option(address):
+        return _UNREADABLE.format(option=option)
     told = (told for sign, told in _KNOWN.items() if re.search(sign, text))
-    return next(told, "")
+    if known := next(told, ""):
+        return known
+    was_closed = re.search(_CLOSED, text, re.IGNORECASE)
+    return _CLOSED_BY.get(address.url.scheme, "") if was_closed else ""
+
+
+def _unreadable_option(address: NodeAddress) -> str:
+    """Return the option of a URL for TLS whose file cannot be read, or ``""``."""
+    options = parse_qs(urlsplit(address.url.reveal()).query)
+    for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        if not all(os.access(path, os.R_OK) for path in options.get(option, ())):
+            return option
+    return ""
 
 
 # Sign in the text of the error -> fact and remedy.
@@ -276,6 +289,30 @@ _KNOWN = {
     "CERTIFICATE_VERIFY_FAILED": (
         "has a certificate whose authority is not known here; name the file of the "
         "authority in its URL: rediss://...?ssl_ca_certs=/path/to/ca.pem"
+    ),
+    "(?i)alert certificate expired": (
+        "refuses the certificate of this client, which has expired; renew it, or check "
+        "the clock of the node"
+    ),
+    "(?i)alert certificate required": (
+        "wants a certificate of this client; name its files in the URL of the node: "
+        "rediss://...?ssl_certfile=/path/to/cert.pem&ssl_keyfile=/path/to/key.pem"
+    ),
+    "(?i)alert (unknown ca|bad certificate|certificate unknown|certificate revoked)": (
+        "does not trust the certificate of this client; correct ssl_certfile and "
+        "ssl_keyfile in its URL, or tls-ca-cert-file of the node"
+    ),
+    "(?i)key.(values|type).mismatch": (
+        "cannot be used with a key that belongs to another certificate; correct "
+        "ssl_certfile and ssl_keyfile in its URL"
+    ),
+    "(?i)PEM.lib|no.certificate.or.crl.found": (
+        "cannot be used with a file that has no certificate or no key, or a key of "
+        "another password; correct the files of ssl_ca_certs, ssl_certfile and "
+        "ssl_keyfile in its URL, and ssl_password"
+    ),
+    "the key needs a password": (  # see `NodeAddress.connection`
+        "cannot be used with a key that needs a password; add ssl_password to its URL"
     ),
     "DB index is out of range": (
         "has no database with this number; write a lower number at the end of its "
@@ -306,10 +343,26 @@ _UNKNOWN_HOST = (
     "has a host name that this machine does not know; correct it in redlock_nodes, or "
     "check the name service"
 )
-_CLOSED_AT_ONCE = (
-    "closed the connection at the first command; write rediss:// in its URL if the "
-    "port expects TLS, correct the port if another server listens there, else look "
-    "into its log"
+# TLS 1.2 says "handshake failure" if it wants a certificate. TLS 1.3 says so only
+# after the handshake: the first command may meet a connection that is closed already.
+_CLOSED = (
+    "reset by peer|closed by server|EOF occurred|broken pipe|alert handshake failure"
+)
+_CLOSED_BY = {  # scheme: fact and remedy
+    "redis": (
+        "closed the connection at the first command; write rediss:// in its URL if the "
+        "port expects TLS, correct the port if another server listens there, else look "
+        "into its log"
+    ),
+    "rediss": (
+        "closed the TLS connection; it may want a certificate of this client, or "
+        "refuse the one that it got: name a valid one in its URL (ssl_certfile and "
+        "ssl_keyfile), else look into its log"
+    ),
+}
+_UNREADABLE = (
+    "cannot be used, as the file of {option} cannot be read; correct that option in "
+    "its URL, or the rights of the file"
 )
 _NO_TLS_ANSWER = (
     "did not answer as a TLS server within {timeout:g} s; write redis:// in its URL if "

@@ -89,7 +89,8 @@ class NodeAddress:
         retries are off, because by default they cost seconds for a dead node. The
         parser in Python reads the greeting, and no more than a megabyte of it: hiredis
         makes room for an array of any length at once, and another service at the port
-        may send without an end.
+        may send without an end. A key without the password that it needs is an error:
+        OpenSSL would ask the terminal for it, and wait.
         """
         # The import takes 60 ms. The package comes first: a thread that began with a
         # part of it, and another with the whole, would wait for each other.
@@ -106,6 +107,8 @@ class NodeAddress:
         options.setdefault("socket_timeout", timeout)
         options |= {"protocol": 2, "retry": Retry(NoBackoff(), 0), **_introduction()}
         options["parser_class"] = _greeting_parser()
+        if self.url.scheme == "rediss":
+            options.setdefault("ssl_password", _no_password)
         connection: AbstractConnection = kind(**options)
         return connection
 
@@ -138,6 +141,11 @@ class NodeAddress:
 
     def __str__(self) -> str:
         return self.name
+
+
+def _no_password() -> str:
+    """Refuse a key that needs a password."""
+    raise OSError("the key needs a password")
 
 
 @functools.cache

@@ -6,6 +6,7 @@ With TLS all requests use it, and an untrusted node gets no vote.
 from __future__ import annotations
 
 import logging
+import shutil
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ from celery_redlock.locking import lock
 from celery_redlock.operations.acl import acl_rules
 from celery_redlock.wire.quorum import VoteKind
 from tests.conftest import missing
+from tests.harness.programs import end_of
 from tests.nodes.support import (
     StartNodes,
     client,
@@ -208,6 +210,21 @@ def test_certificate_that_is_not_trusted_is_an_error_of_that_node(
     assert "pass" not in str(error)
 
 
+def test_certificate_that_is_replaced_is_read_at_the_next_connection(
+    tls_nodes: DevNodes, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A file that was wrong, or has expired, can be replaced while clients run."""
+    authority = tmp_path / "authority.pem"
+    shutil.copy(certificate[1], authority)  # a key, and no certificate
+    urls = [url.partition("?")[0] for url in tls_nodes.urls]
+    with client([f"{url}?ssl_ca_certs={quote(str(authority))}" for url in urls]) as it:
+        assert "ssl_ca_certs" in str(refusal(it))
+
+        shutil.copy(certificate[0], authority)
+
+        until_all_vote(it)
+
+
 def test_plain_client_of_a_tls_node_is_told(tls_nodes: DevNodes) -> None:
     """redis:// to a node that speaks TLS fails, and does not hang."""
     urls = [f"redis://:x@127.0.0.1:{node.port}/0" for node in tls_nodes.nodes]
@@ -215,3 +232,62 @@ def test_plain_client_of_a_tls_node_is_told(tls_nodes: DevNodes) -> None:
         error = refusal(redlock)
 
     assert kinds(error.ballot) == [VoteKind.SILENT] * 3
+
+
+@pytest.fixture
+def strict(tls_nodes: DevNodes, certificate: tuple[Path, Path], tmp_path: Path) -> str:
+    """Give the URL of a node that wants a certificate, with ``certificate`` trusted.
+
+    Beside it, ``tmp_path`` has a key of another certificate and one with a password.
+    """
+    openssl = shutil.which("openssl") or ""
+    other, locked = tmp_path / "other.pem", tmp_path / "locked.pem"
+    kind = ("-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048")
+    end_of(openssl, "genpkey", *kind, "-out", str(other))
+    files = ("-in", str(certificate[1]), "-out", str(locked))
+    end_of(openssl, "pkey", *files, "-aes256", "-passout", "pass:hush")
+    node = tls_nodes.nodes[0]
+    node.command("CONFIG", "SET", "tls-ca-cert-file", str(certificate[0]))
+    node.command("CONFIG", "SET", "tls-auth-clients", "yes")
+    return tls_nodes.urls[0]
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({}, "a certificate of this client"),
+        ({"certfile": "own", "keyfile": "gone"}, "the file of ssl_keyfile cannot be"),
+        ({"certfile": "own", "keyfile": "other"}, "belongs to another certificate"),
+        ({"certfile": "own", "keyfile": "own"}, "no certificate or no key"),
+        ({"certfile": "own", "keyfile": "locked"}, "a key that needs a password"),
+    ],
+)
+def test_fault_of_the_clients_own_certificate_is_named(
+    strict: str,
+    certificate: tuple[Path, Path],
+    tmp_path: Path,
+    files: dict[str, str],
+    reason: str,
+) -> None:
+    """Not the words of OpenSSL, and not a question for a password on the terminal."""
+    names = {"own": certificate[0]}
+    paths = {
+        it: names.get(name, tmp_path / f"{name}.pem") for it, name in files.items()
+    }
+    options = "".join(f"&ssl_{it}={quote(str(path))}" for it, path in paths.items())
+    with client([strict + options]) as redlock:
+        until(lambda: reason in str(refusal(redlock)))
+        error = refusal(redlock)
+
+    assert "_ssl.c" not in str(error)
+
+
+def test_node_that_wants_a_certificate_is_reached_with_a_locked_key(
+    strict: str, certificate: tuple[Path, Path], tmp_path: Path, key: str
+) -> None:
+    """The password of the client's key is an option of the URL."""
+    own, locked = quote(str(certificate[0])), quote(str(tmp_path / "locked.pem"))
+    options = f"&ssl_certfile={own}&ssl_keyfile={locked}&ssl_password=hush"
+    with client([strict + options], prefix="locked") as redlock:
+        redlock.initialize()
+        use(redlock, key)
