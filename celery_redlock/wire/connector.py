@@ -13,9 +13,11 @@ one that replaces a connection that worked, or one long after the last failure.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.backoff import doubled
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.process import start_thread
 from celery_redlock.wire.connection import open_connection
 from celery_redlock.wire.store_connection import open_store
@@ -29,6 +31,32 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds
 _LONG_AGO = 1.0
+
+_FORK_WAITS = 0.2  # seconds at most
+_THREAD_ENDS = 0.001  # seconds, after its attempt
+
+# The attempts of this process that are under way.
+_connecting: set[_Attempt] = set()
+
+
+def _wait_before_fork() -> None:
+    """Let threads that connect end first.
+
+    The C library locks its resolver while a thread looks up a name, and when such a
+    thread ends (resolv_conf.c of glibc). The child of a fork in between would wait for
+    ever at its first lookup. A worker does both at once where a process was killed: it
+    forks another one, and connects to release the locks of the killed one.
+    """
+    if not _connecting:
+        return
+    fork_at = SYSTEM_CLOCK.monotonic() + _FORK_WAITS
+    while _connecting and SYSTEM_CLOCK.monotonic() < fork_at:
+        SYSTEM_CLOCK.sleep(_THREAD_ENDS)
+    SYSTEM_CLOCK.sleep(_THREAD_ENDS)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_wait_before_fork, after_in_child=_connecting.clear)
 
 
 class _Attempt:
@@ -95,6 +123,7 @@ class Connector:
             return
         self._hopeful = not self.failures or now - self._next_at > _LONG_AGO
         attempt = self._attempt = _Attempt()
+        _connecting.add(attempt)
         if not start_thread(self._connect, attempt):
             self._end(attempt, "cannot be connected to: there can be no new thread")
 
@@ -130,6 +159,7 @@ class Connector:
         attempt.ended_at = self._clock.monotonic()
         attempt.result = result
         _close_unwanted(attempt)
+        _connecting.discard(attempt)
 
 
 def _close_unwanted(attempt: _Attempt) -> None:
