@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from celery_redlock.basics.resp import ErrorReply, PythonReader
+from celery_redlock.basics.secret import SecretUrl
 from celery_redlock.basics.timing import Timing
 from celery_redlock.scripts import ALL_SCRIPTS, INSPECT, RELEASE, Script
 from celery_redlock.wire.broadcast import Broadcast
@@ -187,7 +188,7 @@ class Address:
     """
 
     def __init__(self, *coming: Connection | Exception, name: str = "node") -> None:
-        self.name = name
+        self.name, self.url = name, SecretUrl("redis://node")
         self.is_store = False
         self.coming = list(coming)
         self.tries = 0
