@@ -705,7 +705,7 @@ class StoreSubject(ServerSubject):
 
     def promote(self) -> None:
         """A store that replication may have changed has another run id."""
-        pytest.skip("a store tells it by its run id")
+        pytest.skip("a store tells it by its name")
 
     def may_evict(self, policy: str) -> None:
         """A store evicts nothing."""
