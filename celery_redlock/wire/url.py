@@ -329,6 +329,13 @@ def _name_of(url: str) -> str:
         raise ConfigurationError(
             f"The node URL {mask_url(url)} names no host; write redis://host:6379/0."
         )
+    try:
+        parts["host"].encode("idna")  # as Python does when it looks the name up
+    except UnicodeError:
+        raise ConfigurationError(
+            f"The node URL {mask_url(url)} names a host that cannot be one: a part of "
+            "it between dots is empty, or longer than 63 characters."
+        ) from None
     if path and not path.isdecimal():
         # It may be the rest of a password after which no host follows.
         shown = re.sub(r"(://[^/?#]*).*", r"\1/***", mask_url(url), flags=re.DOTALL)

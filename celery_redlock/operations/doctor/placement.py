@@ -142,7 +142,7 @@ def _remote(case: Case) -> Iterator[tuple[NodeAddress, IPAddress]]:
 def _ips_of(address: NodeAddress) -> list[IPAddress]:
     found = []
     for host in address.hosts:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UnicodeError):  # unknown, or no name at all
             found += socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
 

@@ -204,6 +204,8 @@ def test_bad_node_is_a_clear_error_without_the_password(spec: Any) -> None:
     [
         ("a:6379", "redis://host:6379/0"),
         ("redis:///0", "names no host; write redis://host:6379/0"),
+        (f"redis://{'a' * 64}/0", "names a host that cannot be one"),
+        ("redis://node..example/0", "names a host that cannot be one"),
         ("redis://a/first", "where the number of the database belongs"),
         ("unix://", "names no socket; write unix:///path/to.sock"),
         ({"urls": "redis://a"}, '{"url": "redis://host:6379/0", "name": "a name"}'),
