@@ -55,8 +55,12 @@ def _wait_before_fork() -> None:
     SYSTEM_CLOCK.sleep(_THREAD_ENDS)
 
 
+def _forget_parent() -> None:
+    _connecting.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_wait_before_fork, after_in_child=_connecting.clear)
+    os.register_at_fork(before=_wait_before_fork, after_in_child=_forget_parent)
 
 
 class _Attempt:

@@ -45,6 +45,7 @@ def may_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         return "refused the connection"
 
     monkeypatch.setattr(connector_module, "open_connection", opened)
+    monkeypatch.setattr(connector_module, "_connecting", set())  # of other tests
     yield event
     event.set()
     at_fork.clear()
