@@ -57,7 +57,8 @@ class Run:
 
     def collides(self, other: Run) -> bool:
         """Tell whether both leases said at one instant that they were valid."""
-        return self.began < other.proven and other.began < self.proven
+        begun = max(self.began, other.began)
+        return begun < self.proven and begun < other.proven
 
     @property
     def keys(self) -> list[str]:
@@ -162,7 +163,8 @@ class Histories:
             for limit in run.limits.items():
                 crowd = by_limit[limit]
                 crowd[:] = [one for one in crowd if one.proven > run.began]
-                crowd.append(run)
+                if run.proven > run.began:  # else it began after its lease
+                    crowd.append(run)
                 yield *limit, [*crowd]
 
     def was_frozen(self, run: Run, at: float) -> bool:

@@ -204,6 +204,16 @@ def test_lost_lease_is_proven_until_its_last_valid_line(writer: Writer) -> None:
     assert counted(writer.verdicts()) == {}
 
 
+def test_run_that_begins_after_its_lease_proves_nothing(writer: Writer) -> None:
+    """It was frozen between the grant and its first line; another run has the lock."""
+    late = {"fence": 1, "asked": 1, "name": "count", "pid": 1, "limits": {"k": 1}}
+    facts = {"run": "a", "key": "k", "task_id": "a", "until": 4, "valid": False}
+    writer.run("b", 5, 9, until=9, fence=2, limits={"k": 1})
+    writer.journal.note("began", at=6, **facts, **late)
+    writer.journal.note("ended", at=7, **facts, outcome="LockLost")
+    assert counted(writer.verdicts()) == {}
+
+
 @pytest.mark.parametrize(("until", "counts"), [(9, {OVERLAP: 1, LATE: 1}), (4, {})])
 def test_write_between_read_and_write_is_a_lost_increment(
     writer: Writer, until: float, counts: dict[str, int]
