@@ -621,7 +621,7 @@ class Exchange:
             self._look_for_late_nodes(self.looked_at)
 
     def _look_for_late_nodes(self, now: float) -> None:
-        """Mark nodes that have sent nothing for so long; what was there is read."""
+        """Mark the nodes whose replies are late. What has come is read."""
         earliest = now
         for node in self.nodes:
             since = math.inf if node.is_store else node.silent_since

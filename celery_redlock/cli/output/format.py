@@ -214,7 +214,7 @@ def limit_document(limit: Limit) -> dict[str, Any]:
 
 
 def limit_lines(limits: Sequence[LimitInUse], most: int = 20) -> list[str]:
-    """Say how many permits of each limit are in use, on so many lines at most."""
+    """Say how many permits of each limit are in use, on a limited number of lines."""
     lines = [
         painted(str(one), "warning") if one.is_full else str(one)
         for one in limits[:most]
