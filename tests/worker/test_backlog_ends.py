@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import states
@@ -39,9 +39,9 @@ def until_waiting(here: Deployment, key: str, number: int) -> None:
     )
 
 
-def refused(here: Deployment, key: str, **options: object) -> AsyncResult:
+def refused(here: Deployment, key: str) -> AsyncResult:
     """Publish a call, and wait until it has a place, which does not end by itself."""
-    call = here.send("placed", key, **options)
+    call = here.send("placed", key)
     until_waiting(here, key, 1)
     keep(here, key, call.id)
     return call
@@ -59,6 +59,15 @@ def keep(here: Deployment, key: str, task_id: str) -> None:
 
     until(is_kept, what="a place on each node")
     redlock.close()
+
+
+def send_placed(here: Deployment, task: str, key: str, **headers: Any) -> AsyncResult:
+    """Publish a call as one that comes back to its place, with more headers."""
+    task_id = uuid()
+    keep(here, key, task_id)
+    waits = waits_of(Wanted(key, (Limit(key, 1),)), backlog=key)
+    headers["redlock"] = {"waits": waits}
+    return here.app.send_task(task, (key,), task_id=task_id, headers=headers)
 
 
 def test_place_stays_while_the_call_waits(here: Deployment, key: str) -> None:
@@ -88,22 +97,17 @@ def test_revoked_call_loses_its_place(here: Deployment, key: str) -> None:
 def test_expired_call_loses_its_place(here: Deployment, key: str) -> None:
     """While the other call still runs."""
     holder = here.begin("placed", key)
-    call = refused(here, key, expires=2)
+
+    # In a header: an expiry in the past as an option lets RabbitMQ drop the message.
+    call = send_placed(here, "placed", key, expires="2026-01-01T00:00:00+00:00")
 
     until_waiting(here, key, 0)
-
     until(lambda: call.state == states.REVOKED, what="the end of the call")
     here.finish(key, holder)
 
 
 def test_call_of_an_unknown_task_loses_its_place(here: Deployment, key: str) -> None:
     """A deploy has removed the task, and a worker discards the message."""
-    task_id = uuid()
-    keep(here, key, task_id)
-    waits = waits_of(Wanted(key, (Limit(key, 1),)), backlog=key)
-
-    here.app.send_task(
-        "removed", (key,), task_id=task_id, headers={"redlock": {"waits": waits}}
-    )
+    send_placed(here, "removed", key)
 
     until_waiting(here, key, 0)
