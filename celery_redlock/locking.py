@@ -42,7 +42,7 @@ from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celery_redlock.basics.secret import SecretUrl, hidden
-from celery_redlock.basics.timing import check_number, seconds_of
+from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import (
     ConfigurationError,
     LockHeld,
@@ -357,7 +357,7 @@ class Hold:
         limits: Limits = (),
     ) -> None:
         if hold_at_least != 0.0:
-            check_number("hold_at_least", hold_at_least)
+            hold_at_least = seconds_of("hold_at_least", hold_at_least, zero=True)
         if hold_at_least > redlock.timing.max_ttl:
             raise ConfigurationError(
                 f"hold_at_least is {hold_at_least:g} s, above max_ttl "

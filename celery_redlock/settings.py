@@ -13,7 +13,7 @@ from celery_redlock.basics.secret import SecretUrl, hidden
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.basics.timing import Timing, seconds_of
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.options.values import flag, naming, seconds_or_zero
+from celery_redlock.options.values import flag, naming
 from celery_redlock.policies import ON_BACKEND_ERROR
 from celery_redlock.wire.url import (
     NodeAddress,
@@ -91,7 +91,7 @@ class Settings:
         durations = ("ttl", "max_ttl", "node_timeout", "connect_timeout", "beat_ttl")
         for name in durations:
             _put(self, name, seconds_of(_PREFIX + name, getattr(self, name)))
-        catchup = seconds_or_zero("redlock_beat_catchup", self.beat_catchup)
+        catchup = seconds_of("redlock_beat_catchup", self.beat_catchup, zero=True)
         _put(self, "beat_catchup", catchup)
         for name in ("ttl", "beat_ttl"):
             with naming(_PREFIX + name):

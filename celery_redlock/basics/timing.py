@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,24 +23,25 @@ def check_number(name: str, value: Any) -> None:
         raise ConfigurationError(f"{name} is {value!r}; write a number of seconds.")
 
 
-def seconds_of(name: str, value: Any) -> float:
+def seconds_of(name: str, value: Any, *, zero: bool = False) -> float:
     """Return a duration above 0 in seconds.
 
     Args:
         name: The name of the duration, for the error.
         value: Seconds, or a ``timedelta``.
+        zero: Whether it may also be 0.
 
     Raises:
-        ConfigurationError: The value is not a finite number above 0.
+        ConfigurationError: The value is no finite number of seconds, or too small.
     """
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not number or not 0 <= seconds <= sys.float_info.max or not (seconds or zero):
         raise ConfigurationError(
-            f"{name} is {value!r}; it must be a number of seconds above 0."
+            f"{name} is {value!r}; it must be {'0 or ' if zero else ''}a number of "
+            "seconds above 0."
         )
-    return float(value)
+    return float(seconds)
 
 
 @dataclass(frozen=True, slots=True)

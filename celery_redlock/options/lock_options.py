@@ -21,11 +21,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock import policies
 from celery_redlock.basics.spelling import did_you_mean
+from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.arguments import LockArguments
 from celery_redlock.options.call_key import KeyRule
@@ -36,7 +37,7 @@ from celery_redlock.options.policy_options import (
     PolicyOptions,
     options_of_policies,
 )
-from celery_redlock.options.values import naming, seconds_if_given, seconds_or_zero
+from celery_redlock.options.values import naming, seconds_if_given
 
 if TYPE_CHECKING:
     import inspect
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 _NAMES = tuple(LockArguments.__annotations__)
 _READERS: dict[str, Callable[[str, Any], Any]] = {  # of durations
-    **dict.fromkeys(("unique_for", "hold_at_least"), seconds_or_zero),
+    **dict.fromkeys(("unique_for", "hold_at_least"), partial(seconds_of, zero=True)),
     **dict.fromkeys(
         ("claim_ttl", "ttl", "exactly_once_for", "record_keep"), seconds_if_given
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.timing import seconds_of
@@ -26,12 +25,6 @@ def flag(name: str, value: object) -> None:
     """Check that a value is True or False."""
     if not isinstance(value, bool):
         raise ConfigurationError(f"{name} is {value!r}; it must be True or False.")
-
-
-def seconds_or_zero(name: str, value: object) -> float:
-    """Return a duration in seconds, which may be 0."""
-    is_zero = value in (0, timedelta(0)) and not isinstance(value, bool)
-    return 0.0 if is_zero else seconds_of(name, value)
 
 
 def seconds_if_given(name: str, value: object) -> float | None:

@@ -303,10 +303,10 @@ class Decision:
                 f"unique_while={options.unique_while!r} keeps it out. {remedy}"
             )
 
-    def _read_seconds(self, name: str) -> None:
+    def _read_seconds(self, name: str, *, zero: bool = False) -> None:
         """Replace a duration of this decision by float seconds, if it is given."""
         if (value := getattr(self, name)) is not None:
-            object.__setattr__(self, name, seconds_of(name, value))
+            object.__setattr__(self, name, seconds_of(name, value, zero=zero))
 
     def fill(self, situation: Any, options: TaskOptions) -> Decision:  # noqa: ARG002  (most have no gap)
         """Return the decision with its gaps filled in from the `LockOptions`."""

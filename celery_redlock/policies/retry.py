@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from celery_redlock.basics.backoff import doubled, jittered
@@ -56,8 +55,7 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
 
     def __post_init__(self) -> None:
         self._read_seconds("countdown")
-        if self.patience not in (0, timedelta(0)):
-            self._read_seconds("patience")
+        self._read_seconds("patience", zero=True)
 
     @classmethod
     def answer(cls, situation: Any) -> Retry:

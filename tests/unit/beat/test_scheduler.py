@@ -100,7 +100,7 @@ def test_scheduler_that_cannot_be_wrapped_ends_beat_with_the_remedy(
     [
         ("beat_ttl", 0, "redlock_beat_ttl is 0; it must be a number of seconds"),
         ("beat_ttl", 61, "redlock_beat_ttl: The ttl of 61 s is above max_ttl"),
-        ("beat_catchup", -1, "redlock_beat_catchup is -1; it must be a number"),
+        ("beat_catchup", -1, "redlock_beat_catchup is -1; it must be 0 or a number"),
         ("beat_cachup", 1, "Did you mean 'redlock_beat_catchup'"),
     ],
 )

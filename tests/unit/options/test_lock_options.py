@@ -316,12 +316,17 @@ def test_option_that_is_no_duration_is_refused(name: str, value: Any) -> None:
     assert said == f"{name} is {value!r}; it must be a number of seconds above 0."
 
 
-@pytest.mark.parametrize("value", [-1, math.nan, True, "30"])
-def test_hold_at_least_may_be_zero_and_nothing_less(value: Any) -> None:
-    """0 is the default; any other value is a duration."""
-    assert LockOptions(hold_at_least=0).hold_at_least == 0.0
-    assert LockOptions.of({"hold_at_least": timedelta(0)}).hold_at_least == 0.0
-    assert refusal(hold_at_least=value).startswith("hold_at_least is")
+@pytest.mark.parametrize("name", ["hold_at_least", "unique_for"])
+@pytest.mark.parametrize(
+    "value", [-1, timedelta(seconds=-1), math.nan, math.inf, True, False, None, "30"]
+)
+def test_duration_that_may_be_zero_is_nothing_less(name: str, value: Any) -> None:
+    """0 is the default; any other value is a duration, and the error says both."""
+    assert getattr(LockOptions.of({name: 0}), name) == 0.0
+    assert getattr(LockOptions.of({name: timedelta(0)}), name) == 0.0
+    assert refusal(**{name: value}) == (
+        f"{name} is {value!r}; it must be 0 or a number of seconds above 0."
+    )
 
 
 @pytest.mark.parametrize(
