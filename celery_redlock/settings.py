@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.basics.finding_codes import check_codes
 from celery_redlock.basics.secret import SecretUrl, hidden
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.basics.timing import Timing, seconds_of
@@ -110,6 +111,7 @@ class Settings:
                 f"redlock_doctor_ignore is {codes!r}; it must be a list of codes of "
                 'findings, such as ["few-nodes"].'
             )
+        check_codes("redlock_doctor_ignore", codes)
         _put(self, "doctor_ignore", tuple(codes))
         with naming("redlock_on_backend_error"):
             ON_BACKEND_ERROR.policy(self.on_backend_error)

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 import click
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.finding_codes import check_codes
 from celery_redlock.cli.output.format import (
     Column,
     Row,
@@ -101,6 +102,7 @@ def doctor(
     Findings that a project has decided about are left out: --ignore few-nodes, or for
     all commands and workers redlock_doctor_ignore = ["few-nodes"] in its settings.
     """
+    check_codes("--ignore", ignored)
     if acl:
         lines, document = _acl(session.redlock)
         session.tell(lines, lambda: document)

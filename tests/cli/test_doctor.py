@@ -217,6 +217,10 @@ def test_doctor_ignores_codes_and_prints_the_page_of_the_others(
     assert "Left out: few-nodes." in run.out
     ignored = project.redlock("doctor", redlock_doctor_ignore=["few-nodes"])
     assert "Left out: few-nodes." in ignored.out
+    misspelled = project.redlock("doctor", "--ignore", "few-node")
+    assert misspelled.code == 2
+    assert "--ignore has 'few-node'" in misspelled.err
+    assert "Did you mean 'few-nodes'?" in misspelled.err
 
 
 @pytest.mark.long

@@ -145,6 +145,14 @@ def test_ignored_findings_are_a_list_of_codes(value: Any) -> None:
     )
 
 
+def test_ignored_finding_that_does_not_exist_is_refused() -> None:
+    """A misspelled code would leave the finding where it is."""
+    assert refusal(doctor_ignore=["shared", "few-node"]) == (
+        "redlock_doctor_ignore has 'few-node', a code that no finding of the doctor "
+        "has. Did you mean 'few-nodes'?"
+    )
+
+
 def test_duration_that_equals_a_default_is_taken_as_it_is_given() -> None:
     """Only a setting that is not set follows the nodes, or max_ttl."""
     store = settings(nodes=["etcd://a"], node_timeout=0.05)
