@@ -219,8 +219,15 @@ def _read(spec: Any) -> NodeAddress:
     address = NodeAddress(name or _name_of(text), url)
     if address.is_store:
         return address
+    from redis.exceptions import RedisError  # noqa: PLC0415  (see `connection`)
+
     try:
         address.connection(timeout=1.0)
+    except RedisError as error:  # what follows the colon is a value
+        reason = str(error).partition(":")[0]
+        raise ConfigurationError(
+            f"The node URL {url} cannot be used: {reason}."
+        ) from None
     except (TypeError, ValueError) as error:
         reason = str(error).partition("__init__() ")[2]
         raise ConfigurationError(

@@ -177,6 +177,7 @@ BAD: list[Any] = [
     {"url": f"redis://me:{SECRET}@a:1/0", "naem": "a"},
     {"urls": f"redis://me:{SECRET}@a:1/0"},
     {"url": f"http://me:{SECRET}@a", "name": "a"},
+    f"rediss://me:{SECRET}@a:1/0?ssl_cert_reqs={SECRET}",
     {},
     "",
     "a:6379",
