@@ -41,8 +41,9 @@ _OF_DJANGO = {
 def name_of(url: str) -> str:
     """Return ``host:port/database``, without credentials.
 
-    A search_path in the URL follows: it decides which table is used, as the database
-    does.
+    Of several hosts, sorted, with a plus between: their order only says which one is
+    tried first. A search_path in the URL follows: it decides which table is used, as
+    the database does.
 
     Raises:
         ValueError: It is no URL of PostgreSQL. The text does not show it.
@@ -54,12 +55,17 @@ def name_of(url: str) -> str:
             "it is no URL of PostgreSQL; in its parts, write %20 for a blank, %3D for "
             "=, %40 for @ and %2F for /"
         ) from None
-    host = _host_in(parts)
-    port = str(parts.get("port") or _PORT)
-    if not all(map(is_port, port.split(","))):
+    hosts = _host_in(parts).split(",")
+    ports = [one or str(_PORT) for one in str(parts.get("port") or "").split(",")]
+    if not all(map(is_port, ports)):
         raise ValueError("its port must be a number")
+    if len(ports) == 1:
+        ports *= len(hosts)
+    if len(ports) != len(hosts):
+        raise ValueError("write one port, or as many ports as hosts")
+    servers = sorted(map(":".join, zip(hosts, ports, strict=True)))
     database = parts.get("dbname") or parts.get("user") or "postgres"
-    place = f"{host}:{port}/{database}"
+    place = f"{'+'.join(servers)}/{database}"
     if path := re.sub(r"[^\w,]+", "", search_path_of(url)):
         place += f"/{path}"
     return place.replace(",", "+")

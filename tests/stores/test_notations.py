@@ -70,7 +70,7 @@ for alias in ("other", "third"):
         ("host=db dbname=app user=me", "db:5432/app"),
         (r"host=db port=6432 dbname=app password='s e\'c/r@t'", "db:6432/app"),
         ("dbname=app host=/run/postgresql", "/run/postgresql:5432/app"),
-        ("host=a,b port=1,2 dbname=app sslmode=require", "a+b:1+2/app"),
+        ("host=a,b port=1,2 dbname=app sslmode=require", "a:1+b:2/app"),
         ("user=me", "localhost:5432/me"),
         ("hostaddr=10.9.8.7 dbname=app", "10.9.8.7:5432/app"),
         ("host=db hostaddr=10.9.8.7 dbname=app", "db:5432/app"),
@@ -82,6 +82,27 @@ def test_keywords_become_a_url_that_says_the_same(keywords: str, name: str) -> N
     assert node.name == name
     assert conninfo_to_dict(node.url.reveal()) == conninfo_to_dict(keywords)
     assert "e'c" not in repr(node) + mask_url(keywords)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("postgresql://b,a/app", "a:5432+b:5432/app"),
+        ("postgresql://a,b/app", "a:5432+b:5432/app"),
+        ("postgresql://b:6,a/app", "a:5432+b:6/app"),
+        ("postgresql://a,b:6/app", "a:5432+b:6/app"),
+        ("host=b,a port=6 dbname=app", "a:6+b:6/app"),
+    ],
+)
+def test_order_of_hosts_makes_no_other_deployment(url: str, name: str) -> None:
+    """It says which one a client tries first. A host without a port has the default."""
+    assert parse_node(url).name == name
+
+
+def test_ports_that_belong_to_no_host_are_refused() -> None:
+    """As the driver would, when it connects."""
+    with pytest.raises(ConfigurationError, match="as many ports as hosts"):
+        parse_node("host=a,b port=1,2,3 dbname=app")
 
 
 def test_keywords_that_cannot_be_read_are_refused_without_them() -> None:
