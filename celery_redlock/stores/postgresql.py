@@ -49,7 +49,8 @@ import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
-from psycopg import ClientCursor, errors
+from psycopg import ClientCursor, capabilities, errors
+from psycopg.pq import TransactionStatus
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.resp import ErrorReply
@@ -275,17 +276,8 @@ class PostgreSQL:
     # -- a transaction ---------------------------------------------------------------
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
-        """Carry commands out in one transaction, and return the replies.
-
-        A commit that waits for a standby would go on waiting when the connection is
-        closed, and so would one more session of the server at each try.
-        """
-        try:
-            return self._connection.finish(self.running(commands))
-        except StoreError:
-            with contextlib.suppress(psycopg.Error):
-                self._connection.cancel_safe(timeout=self._connection.patience)
-            raise
+        """Carry commands out in one transaction, and return the replies."""
+        return self._connection.finish(self.running(commands))
 
     def running(self, commands: Sequence[Command]) -> Waits[list[Any]]:
         """Do what ``run`` does, and yield where it waits for the server."""
@@ -684,6 +676,19 @@ class _Connection(psycopg.Connection[Any]):
         except StopIteration as end:
             result: T = end.value
             return result
+
+    def close(self) -> None:
+        """Close it, and cancel what the server has not finished.
+
+        Else a commit that waits for a standby would go on waiting, in one more session
+        of the server at each try. The caller sends again what must be done.
+        """
+        if self.pgconn.transaction_status == TransactionStatus.ACTIVE and (
+            capabilities.has_cancel_safe()  # without it, there is no time limit
+        ):
+            with contextlib.suppress(psycopg.Error):
+                self.cancel_safe(timeout=self.patience)
+        super().close()
 
     def _late(self) -> str:
         late = f"did not answer within {self.patience:g} s"

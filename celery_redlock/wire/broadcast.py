@@ -328,6 +328,12 @@ class Exchange:
         """Tell whether a thread has to go on with what was sent to a store."""
         return bool([node for node in self._stores if node.is_working])
 
+    def leave_stores(self) -> None:
+        """Close the connections to stores that have not done what was sent."""
+        for node in self._stores:
+            if node.is_working:
+                node.cut()
+
     def others_wait(self, call: InFlight) -> bool:
         """Tell whether another caller waits for its verdict."""
         if self.waiting and (len(self.waiting) > 1 or call not in self.waiting):
@@ -810,9 +816,13 @@ class Broadcast(OfOneProcess):
         self._try_to(_look)
 
     def finish(self, until: float) -> None:
-        """Wait until all has left that was handed over, and stores have done it."""
-        while self.pid == os.getpid() and SYSTEM_CLOCK.monotonic() < until:
-            if not (self._queue or self._exchange.is_working()):
+        """Wait until all has left that was handed over, and stores have done it.
+
+        What a store has not done by then is given up, so that it is not left waiting.
+        """
+        while self.pid == os.getpid() and (self._queue or self._exchange.is_working()):
+            if SYSTEM_CLOCK.monotonic() > until:
+                self._exchange.leave_stores()
                 return
             self._try_to(_flush)
             SYSTEM_CLOCK.sleep(_POLL_EVERY)

@@ -106,8 +106,9 @@ def test_commit_that_waits_for_a_standby_is_no_vote(
         until(lambda: shown(server, "synchronous_standby_names") == "*")
         doctor = project.redlock("doctor", "--json")
         waited = project.redlock("doctor", "--wait", "0")
-        until(lambda: waiting_commits(server) == 0)
+        until(lambda: not waiting_commits(server))
         explained = project.redlock("explain", "proj.send_invoice", "--args", "[1]")
+        until(lambda: not waiting_commits(server))
     finally:
         server.execute("ALTER SYSTEM RESET synchronous_standby_names")
         server.execute("SELECT pg_reload_conf()")
@@ -143,11 +144,10 @@ def shown(server: psycopg.Connection, setting: str) -> str:
     return str(value)
 
 
-def waiting_commits(server: psycopg.Connection) -> int:
-    """Return how many sessions wait for a standby."""
-    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-    (count,) = server.execute(query).fetchone() or (0,)
-    return int(count)
+def waiting_commits(server: psycopg.Connection) -> set[int]:
+    """Return the processes of the sessions that wait for a standby."""
+    query = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    return {pid for (pid,) in server.execute(query)}
 
 
 def test_locks_are_listed_shown_and_released(project: Project) -> None:
