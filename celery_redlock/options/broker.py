@@ -24,7 +24,7 @@ from kombu.exceptions import OperationalError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from celery import Celery
+    from celery import Celery, Task
 
 _KOMBU: Any = kombu  # has no types
 _DELAY = re.compile(r"^(?:[01]\.){28}")  # in front of the routing key
@@ -49,6 +49,15 @@ def visibility_timeout(app: Celery) -> float:
         return math.inf
     given = connection.transport_options.get("visibility_timeout")
     return float(usual if given is None else given)
+
+
+def acks_timeouts(task: Task) -> bool:
+    """Tell whether a hard time limit acknowledges a message, also with `acks_late`.
+
+    Otherwise Celery stores FAILURE and has the message delivered again.
+    """
+    usual = task.acks_on_failure_or_timeout  # all that versions before 5.7 have
+    return not task.acks_late or bool(getattr(task, "acks_on_timeout", usual))
 
 
 def loses_publications(app: Celery) -> bool:

@@ -26,7 +26,12 @@ from celery.exceptions import Ignore, Retry, TaskRevokedError, TimeLimitExceeded
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import DuplicateTask, QuorumUnreachable, RedlockError
-from celery_redlock.options.broker import accepted_countdown, broker_errors, way_back
+from celery_redlock.options.broker import (
+    accepted_countdown,
+    acks_timeouts,
+    broker_errors,
+    way_back,
+)
 from celery_redlock.records.beat_slots import mark_slot
 from celery_redlock.task.publishing import send_again
 from celery_redlock.task.results import can_be_read, stored_result
@@ -206,10 +211,8 @@ def _has_finished(call: Call) -> bool:
     if not call.keeps_result():
         return False
     task, meta = call.task, stored_result(call.task, call.id)
-    if isinstance(meta.get("result"), TimeLimitExceeded) and task.acks_late:
-        # Celery stores FAILURE and, where told so, redelivers the message as well.
-        usual = task.acks_on_failure_or_timeout
-        return bool(getattr(task, "acks_on_timeout", usual))
+    if isinstance(meta.get("result"), TimeLimitExceeded) and not acks_timeouts(task):
+        return False
     if call.options.records is not None and meta.get("status") == states.FAILURE:
         from celery_redlock.effects.call_records import has_succeeded  # noqa: PLC0415
 

@@ -51,7 +51,7 @@ from celery_redlock.basics.text import check_id, on_nodes
 from celery_redlock.line.backlog import keep_place
 from celery_redlock.line.successors import withdraw
 from celery_redlock.locks.limits import with_copies
-from celery_redlock.options.broker import marks_redeliveries
+from celery_redlock.options.broker import acks_timeouts, marks_redeliveries
 from celery_redlock.scripts.keys import shown
 from celery_redlock.task.ends import EndedAsRevoked
 from celery_redlock.task.header import TaskHeader, fault_of, mint
@@ -146,11 +146,14 @@ class RedlockRequest(Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
+        comes_back = self._comes_back(error)
+        if comes_back:
+            self._keep_in_line()
         if isinstance(error, EndedAsRevoked):
             usual = {"terminated": False, "signum": None, "expired": False}
             self.send_event("task-revoked", **{**usual, **error.facts})
         elif isinstance(error, _DIED):
-            self._release_lock()
+            self._release_lock(ended=not comes_back)
             is_over = self._already_cancelled or self._already_revoked
             is_lost = not is_over and not isinstance(error, Terminated)
             if is_lost and self._may_have_left_its_chord():
@@ -167,9 +170,29 @@ class RedlockRequest(Request):
                 extra=log_fields("result-lost", task=self.name, task_id=self.id),
             )
             exc_info.exception = Reject(error, requeue=True)
-        elif not isinstance(error, (Ignore, Reject, Retry)):
+        elif not (comes_back or isinstance(error, (Ignore, Reject, Retry))):
             self._end_entries()  # it may have failed before the task was called
         return super().on_failure(exc_info, *args, **kwargs)
+
+    def _comes_back(self, error: BaseException) -> bool:
+        """Tell whether the message is delivered again after this end of its child."""
+        task = self.task
+        if not task.acks_late or self._already_revoked:
+            return False
+        if isinstance(error, TimeLimitExceeded):
+            return not acks_timeouts(task)
+        if self._already_cancelled:  # the connection was lost
+            return isinstance(error, _DIED)
+        is_lost = isinstance(error, (WorkerLostError, SystemExit))
+        return bool(is_lost and task.reject_on_worker_lost) and not self._has_success()
+
+    def _has_success(self) -> bool:
+        """Tell whether Celery acknowledges the message, for its child stored SUCCESS.
+
+        Versions before 5.7 do not look at the result.
+        """
+        is_stored = getattr(self, "_success_was_stored", None)
+        return bool(is_stored and is_stored())
 
     def _has_lost_result(
         self, exc_info: Any, error: Any, *, return_ok: bool = False, **_: object
@@ -194,15 +217,14 @@ class RedlockRequest(Request):
         Celery 5.7 acknowledges such a message, and the chord would wait for ever.
         Earlier versions do not look at the result, and requeue the message.
         """
-        task, is_stored = self.task, getattr(self, "_success_was_stored", None)
+        task = self.task
         may = bool(
-            is_stored
-            and self._context.chord
+            self._context.chord
             and getattr(task.backend, "_chord_zset", False)
             and task.acks_late
             and task.reject_on_worker_lost
             and marks_redeliveries(self.app)
-            and is_stored()
+            and self._has_success()
         )
         if may:
             log.warning(
@@ -217,7 +239,8 @@ class RedlockRequest(Request):
         """Release the lock after a hard time limit, when the child has ended."""
         super().on_timeout(soft, timeout)
         if not soft:
-            self._release_lock()
+            error = TimeLimitExceeded(timeout)
+            self._release_lock(ended=not self._comes_back(error))
 
     def maybe_expire(self) -> Any:
         """Let the task decide whether a redelivered message has expired.
@@ -242,10 +265,14 @@ class RedlockRequest(Request):
 
     def _keep_in_line(self) -> None:
         """Give a call that comes back its place again, before later ones may run."""
-        header, redlock = self._redlock_header, runtime_of(self.app).redlock
+        header = self._redlock_header
         if header.line:
             (key, margin), since = header.line, header.published
-            keep_place(redlock, key, self.id, since=since, seconds=0.0, margin=margin)
+            with self._logged():
+                redlock = runtime_of(self.app).redlock
+                keep_place(
+                    redlock, key, self.id, since=since, seconds=0.0, margin=margin
+                )
 
     def _end_entries(self) -> None:
         """End place, claim and candidate of a call that does not come back."""
@@ -270,17 +297,27 @@ class RedlockRequest(Request):
                 self.humaninfo(),
             )
 
-    def _release_lock(self) -> None:
+    def _release_lock(self, *, ended: bool) -> None:
+        """Release the lock of the child as soon as it is gone.
+
+        ``ended``: the call does not come back, and its entries end, too.
+        """
         pid = self.worker_pid
         if pid is None or pid == os.getpid():
             return  # it never started, or has ended in this very process
         if _is_gone(pid):
-            self._release()
+            self._release(ended=ended)
         else:
             wait, name = self._release_when_gone, f"redlock-wait-for-{pid}"
-            threading.Thread(target=wait, args=(pid,), name=name, daemon=True).start()
+            threading.Thread(
+                target=wait,
+                args=(pid,),
+                kwargs={"ended": ended},
+                name=name,
+                daemon=True,
+            ).start()
 
-    def _release_when_gone(self, pid: int) -> None:
+    def _release_when_gone(self, pid: int, *, ended: bool) -> None:
         give_up_at = SYSTEM_CLOCK.monotonic() + _LOOK_FOR
         while not _is_gone(pid):
             if SYSTEM_CLOCK.monotonic() > give_up_at:
@@ -293,11 +330,10 @@ class RedlockRequest(Request):
                 )
                 return
             SYSTEM_CLOCK.sleep(_LOOK_EVERY)
-        self._release()
+        self._release(ended=ended)
 
-    def _release(self) -> None:
-        comes_back = self.task.acks_late and self.task.reject_on_worker_lost
-        if not comes_back:
+    def _release(self, *, ended: bool) -> None:
+        if ended:
             self._end_entries()
         try:
             key, limits = self._wanted()
@@ -310,8 +346,6 @@ class RedlockRequest(Request):
         with self._logged():
             runtime = runtime_of(self.app)
             redlock = runtime.redlock
-            if comes_back:
-                self._keep_in_line()
             limits = with_copies(limits, self.id)
             released = redlock.release_base(key, self._redlock_base, limits)
             if self.task.lock_options.registers_successors:

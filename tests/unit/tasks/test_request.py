@@ -437,6 +437,68 @@ def test_killed_child_ends_the_entries_of_a_job_that_does_not_come_back(
     assert place.before == late
 
 
+@pytest.mark.parametrize(
+    ("ends", "place_is_kept"),
+    [
+        ("killed", True),
+        ("terminated", False),
+        ("revoked", False),
+        ("over its limit", False),
+        ("over its limit, requeued", True),
+    ],
+)
+def test_place_in_the_line_ends_with_the_call(
+    worker: Worker, child: subprocess.Popen[bytes], ends: str, *, place_is_kept: bool
+) -> None:
+    """A place that is kept for a call that never comes would stop its key."""
+    requeued = ends.endswith("requeued")
+    worker.leased_job(
+        acks_late=True,
+        reject_on_worker_lost=True,
+        acks_on_failure_or_timeout=not requeued,
+    )
+    request = receive(worker, redlock={"line": ["k", 3600.0], "published": 1})
+    request.worker_pid = child.pid
+    join_backlog(worker.rival, "k", worker.call_id, since=1)
+    kill(child)
+
+    if "limit" in ends:  # billiard calls both, in this order
+        request.on_failure(failure(TimeLimitExceeded(1)))
+        request.on_timeout(soft=False, timeout=1)
+    elif ends == "killed":
+        request.on_failure(failure(WorkerLostError("gone")))
+    else:
+        if ends == "revoked":
+            request._announce_revoked("terminated", True, "9", False)  # noqa: FBT003, SLF001  (Celery's)
+        request.on_failure(failure(Terminated(9)))
+
+    place = place_of_next(worker.rival, "k")
+    assert place is not None
+    assert place.before == place_is_kept
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # in Celery
+@pytest.mark.skipif(not hasattr(Request, "_success_was_stored"), reason="it runs again")
+def test_place_in_the_line_of_a_call_that_succeeded_ends(
+    worker: Worker,
+    start_nodes: Callable[..., DevNodes],
+    child: subprocess.Popen[bytes],
+) -> None:
+    """Its child was killed after it had stored the result."""
+    worker.app.conf.result_backend = start_nodes(1).urls[0]
+    worker.leased_job(acks_late=True, reject_on_worker_lost=True)
+    request = receive(worker, redlock={"line": ["k", 3600.0], "published": 1})
+    request.worker_pid = child.pid
+    worker.app.backend.mark_as_done(request.id, result=True)
+    kill(child)
+
+    request.on_failure(failure(WorkerLostError("gone")))
+
+    place = place_of_next(worker.rival, "k")
+    assert place is not None
+    assert place.before == 0
+
+
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # in Celery
 @pytest.mark.skipif(
     not hasattr(Request, "_success_was_stored"), reason="requeues it in any case"
