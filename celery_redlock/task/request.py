@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionWithTraceback
+from celery import states
 from celery.exceptions import (
     Ignore,
     InvalidTaskError,
@@ -57,6 +58,7 @@ from celery_redlock.task.ends import EndedAsRevoked
 from celery_redlock.task.header import TaskHeader, fault_of, mint
 from celery_redlock.task.message import wanted_by_message
 from celery_redlock.task.publishing import end_entries, release_claim
+from celery_redlock.task.results import stored_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,7 +242,7 @@ class RedlockRequest(Request):
         super().on_timeout(soft, timeout)
         if not soft:
             error = TimeLimitExceeded(timeout)
-            self._release_lock(ended=not self._comes_back(error))
+            self._release_lock(ended=not self._comes_back(error), limit=error)
 
     def maybe_expire(self) -> Any:
         """Let the task decide whether a redelivered message has expired.
@@ -297,27 +299,28 @@ class RedlockRequest(Request):
                 self.humaninfo(),
             )
 
-    def _release_lock(self, *, ended: bool) -> None:
+    def _release_lock(
+        self, *, ended: bool, limit: TimeLimitExceeded | None = None
+    ) -> None:
         """Release the lock of the child as soon as it is gone.
 
-        ``ended``: the call does not come back, and its entries end, too.
+        Args:
+            ended: The call does not come back: its entries end, too.
+            limit: The hard time limit that has ended it, if that is why.
         """
         pid = self.worker_pid
         if pid is None or pid == os.getpid():
             return  # it never started, or has ended in this very process
         if _is_gone(pid):
-            self._release(ended=ended)
+            self._release(ended=ended, limit=limit)
         else:
             wait, name = self._release_when_gone, f"redlock-wait-for-{pid}"
+            facts = {"ended": ended, "limit": limit}
             threading.Thread(
-                target=wait,
-                args=(pid,),
-                kwargs={"ended": ended},
-                name=name,
-                daemon=True,
+                target=wait, args=(pid,), kwargs=facts, name=name, daemon=True
             ).start()
 
-    def _release_when_gone(self, pid: int, *, ended: bool) -> None:
+    def _release_when_gone(self, pid: int, **facts: Any) -> None:
         give_up_at = SYSTEM_CLOCK.monotonic() + _LOOK_FOR
         while not _is_gone(pid):
             if SYSTEM_CLOCK.monotonic() > give_up_at:
@@ -330,11 +333,13 @@ class RedlockRequest(Request):
                 )
                 return
             SYSTEM_CLOCK.sleep(_LOOK_EVERY)
-        self._release(ended=ended)
+        self._release(**facts)
 
-    def _release(self, *, ended: bool) -> None:
+    def _release(self, *, ended: bool, limit: TimeLimitExceeded | None) -> None:
         if ended:
             self._end_entries()
+        if limit is not None:
+            self._store_again(limit)
         try:
             key, limits = self._wanted()
         except Exception:
@@ -353,6 +358,19 @@ class RedlockRequest(Request):
             runtime.watchdog.resend_releases()
             self._tell_of_release(key, released)
         self._look_in_background()
+
+    def _store_again(self, error: TimeLimitExceeded) -> None:
+        """Store the end by a hard time limit again, if the child has replaced it.
+
+        Celery stores it before it kills the child, which may be about to republish its
+        call. Then the child stores RETRY after that, and dies before it publishes.
+        """
+        with self._logged():
+            backend, stored = self.task.backend, stored_result(self.task, self.id)
+            if self.store_errors and stored.get("status") == states.RETRY:
+                backend.store_result(
+                    self.id, error, states.FAILURE, request=self._context
+                )
 
     def _wanted(self) -> tuple[str, Limits]:
         headers = self._context.headers

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from billiard.einfo import ExceptionInfo
+from celery import states
 from celery.app.task import Context
 from celery.exceptions import (
     InvalidTaskError,
@@ -27,6 +28,7 @@ from celery.worker.request import Request, create_request_cls
 # pytest rewrites modules as they are imported. In two threads at once that is an error
 # in CPython 3.11, and the thread that looks for a lock imports this one.
 import celery_redlock.operations.scan  # noqa: F401
+from celery_redlock import DuplicateTask
 from celery_redlock.line.backlog import join_backlog, place_of_next
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
@@ -310,6 +312,27 @@ def test_lock_of_a_living_child_is_released_when_it_has_died(
     assert is_locked(worker)
     child.kill()
     until(lambda: not is_locked(worker))
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # in Celery
+def test_hard_limit_is_the_result_of_a_call_that_was_about_to_be_republished(
+    worker: Worker,
+    start_nodes: Callable[..., DevNodes],
+    child: subprocess.Popen[bytes],
+) -> None:
+    """Celery stores FAILURE, then the child stores RETRY, then Celery kills it."""
+    worker.app.conf.result_backend = start_nodes(1).urls[0]
+    request = receive(worker)
+    request.worker_pid = child.pid
+
+    request.on_timeout(soft=False, timeout=1)
+    worker.app.backend.mark_as_retry(request.id, DuplicateTask("it waits"))
+    kill(child)
+
+    result = worker.app.AsyncResult(request.id)
+    until(lambda: result.state == states.FAILURE)
+    with pytest.raises(TimeLimitExceeded):
+        result.get()
 
 
 def test_lock_of_another_execution_is_left_alone(

@@ -6,13 +6,16 @@ import os
 import signal
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import current_task, states
 from celery.backends.redis import RedisBackend
 from celery.signals import before_task_publish
 
 from tests.worker.project.body import stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LONGEST = 3.0  # seconds; a retry that may run has run by then
 _COPY_COMES_WITHIN = 30.0  # seconds
@@ -47,6 +50,35 @@ class LateResults(RedisBackend):
                 break
             threading.Event().wait(0.01)
         return super()._set_with_state(key, value, state)
+
+
+class RetryAfterTheLimit(RedisBackend):
+    """Stores RETRY after the FAILURE of a hard time limit, and before the kill.
+
+    The main process stores FAILURE twice, then waits for the child's RETRY; the child
+    stores that, waits for its end, and publishes nothing.
+    """
+
+    def _set_with_state(self, key: bytes, value: str, state: str) -> Any:
+        if state == states.RETRY:
+            self._until(lambda: self.client.get(key + b".failures") == b"2")
+        stored = super()._set_with_state(key, value, state)
+        if state == states.RETRY:
+            stage().note(current_task.request.args[0], "retry-stored")
+            self._until(lambda: False)
+        elif state == states.FAILURE and self.client.incr(key + b".failures") == 2:
+            self._until(lambda: self._state(key) == states.RETRY)
+        return stored
+
+    def _state(self, key: bytes) -> Any:
+        stored = self.get(key)
+        return self.decode_result(stored)["status"] if stored else None
+
+    @staticmethod
+    def _until(condition: Callable[[], bool]) -> None:
+        until = time.monotonic() + _COPY_COMES_WITHIN
+        while not condition() and time.monotonic() < until:
+            threading.Event().wait(0.01)
 
 
 class KilledInChords(RedisBackend):
