@@ -9,6 +9,7 @@
 --         {MISCONFIGURED, config} if it is not closed
 -- include shared/statuses.lua
 -- include shared/state.lua
+-- include shared/present_names.lua
 -- include shared/view.lua
 -- include shared/aborted.lua
 local meta = KEYS[1]

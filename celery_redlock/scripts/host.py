@@ -339,7 +339,7 @@ class _LuaRuntime:
             )
         if section == b"stats":
             evicted = self._keys.evicted
-            return b"evicted_keys:%b\r\n" % evicted if evicted else b""
+            return b"\r\nevicted_keys:%b\r\n" % evicted if evicted else b""
         if section == b"memory":
             policy, limit = self._keys.evicts or b"noeviction", bool(self._keys.evicts)
             return b"\r\nmaxmemory:%d\r\nmaxmemory_policy:%b\r\n" % (limit, policy)

@@ -11,6 +11,7 @@
 --         {UNSYNCED, ''} for a replica, which gets no identity
 -- include shared/statuses.lua
 -- include shared/state.lua
+-- include shared/present_names.lua
 -- include shared/proof.lua
 local meta = KEYS[1]
 local random, forget = ARGV[1], ARGV[2]

@@ -13,24 +13,13 @@ local function read_state(meta, ...)
   return state
 end
 
--- Return how many keys this process has evicted.
-local function evicted_keys()
-  return string.match(redis.call('INFO', 'stats'), 'evicted_keys:(%d+)') or ''
-end
-
--- Return the name of its memory, and the number of keys that it has evicted.
-local function present_names()
-  return string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)'),
-    evicted_keys()
-end
-
 -- Tell whether the server has evicted a key since it got its identity. Once in a second,
 -- note in state the policy by which it may evict one. A server with such a policy is looked
 -- at each time, and so is a full one, which cannot store the instant. A store counts no
 -- evicted keys, and has no policy.
 local function has_evicted(state)
   if state[6] == '' then return false end
-  local counted = 'evicted_keys:' .. state[6] .. '\r\n'
+  local counted = '\nevicted_keys:' .. state[6] .. '\r\n'
   if not string.find(redis.call('INFO', 'stats'), counted, 1, true) then return true end
   local meta, now, looked = state.meta, now_ms(), tonumber(state[7])
   if looked and now >= looked and now - looked < LOOK_EVERY_MS then return false end
@@ -63,7 +52,7 @@ local function is_without_memory(state)
   if string.find(config, 'restart guard off', 1, true) then return false end
   if evicted then return true end
   local replication = redis.call('INFO', 'replication')
-  return not string.find(replication, 'master_replid:' .. replid .. '\r\n', 1, true) or
+  return not string.find(replication, '\nmaster_replid:' .. replid .. '\r\n', 1, true) or
     not string.find(replication, 'role:master\r\n', 1, true)
 end
 
