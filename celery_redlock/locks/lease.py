@@ -65,7 +65,7 @@ def new_base() -> str:
     In the body of a task of this process, it is of the task's family.
     """
     process, family = _body_of
-    if process != os.getpid():  # also a process that a body has forked
+    if family and process != os.getpid():  # also a process that a body has forked
         family = ""
     return family + secrets.token_hex(_BASE_BYTES - len(family) // 2)
 

@@ -48,7 +48,6 @@ done are read at the next use, and entered where they belong.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import heapq
 import itertools
 import logging
@@ -422,8 +421,10 @@ class Exchange:
         for request in call.requests:
             request.asked_by = None
         if call.event is not None:
-            with contextlib.suppress(RuntimeError):  # it was released before
+            try:  # noqa: SIM105
                 call.event.release()
+            except RuntimeError:  # it was released before
+                pass
             call.event = None  # it leads to the caller's event loop
         self.waiting.pop(call, None)
 

@@ -45,13 +45,21 @@ def running_loop() -> asyncio.AbstractEventLoop:
         ) from None
 
 
-async def drive(steps: Steps[T], transport: Transport) -> T:
-    """Carry the steps out in this coroutine, and return the result."""
-    running_loop()
+async def drive(
+    steps: Steps[T], transport: Transport, loop: asyncio.AbstractEventLoop | None = None
+) -> T:
+    """Carry the steps out in this coroutine, and return the result.
+
+    Args:
+        steps: The steps.
+        transport: Sends the requests.
+        loop: The loop that runs here, if the caller has it at hand.
+    """
+    loop = loop or running_loop()
     result: Any = None
     try:
         while True:
-            result = await _take(steps.send(result), transport)
+            result = await _take(steps.send(result), transport, loop)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     finally:
@@ -82,16 +90,18 @@ async def drive_release(
             if isinstance(step, Ask):
                 transport.send(step.request)
         return None
-    return await drive(steps, transport)
+    return await drive(steps, transport, here)
 
 
-async def _take(step: Step, transport: Transport) -> Any:
+async def _take(
+    step: Step, transport: Transport, loop: asyncio.AbstractEventLoop
+) -> Any:
     if isinstance(step, Sleep):
         await asyncio.sleep(step.seconds)
         return None
     if isinstance(step, Blocking):
         return await asyncio.to_thread(step.function)
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[None] = loop.create_future()
     event = _FutureEvent(future)
     if isinstance(step, Ask):
         transport.begin(step.request, event)
