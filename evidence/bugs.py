@@ -528,6 +528,19 @@ BUGS = (
         ),
     ),
     Bug(
+        name="retry-replaces-a-hard-limit",
+        effect=Effect.JOB_LOST,
+        text="Celery stores the end by a hard time limit before it kills the process. "
+        "One that was about to republish its call stored RETRY after that, and died "
+        "before it published: RETRY for ever.",
+        found_by=Finder.TORTURE,
+        fixed_in="fc8ba5f",
+        way=Guard(
+            "tests/worker/test_endings.py::"
+            "test_hard_limit_is_the_result_of_a_call_that_is_just_republished"
+        ),
+    ),
+    Bug(
         name="rollback-hides-the-error",
         effect=Effect.JOB_LOST,
         text="Where the database had gone, the error of the rollback took the place "
