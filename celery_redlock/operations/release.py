@@ -286,7 +286,7 @@ class Released:
 
     @property
     def may_be_held(self) -> bool:
-        """Whether a majority of the nodes was not reached, and may still have it."""
+        """Whether a majority was not reached or refused, and may still have it."""
         return len(self.nodes.unseen) >= self.quorum
 
     @property
@@ -303,8 +303,8 @@ class Released:
         The levels are those of Django: ``success``, ``warning``, ``error``.
         """
         if self.may_be_held:
-            fact = f"The lock {self.key} may still be held: too few nodes were reached."
-            told = [("error", f"{fact} Release it again when they answer.")]
+            fact = f"The lock {self.key} may still be held: too few nodes released it."
+            told = [("error", f"{fact} Release it again when they can.")]
         elif self.number:
             told = [("success", f"Released {self.key}{self._where}.")]
         elif self.operator.killed:
@@ -329,8 +329,9 @@ def release(
     """Delete a lock on each node that has one of these values; write a record.
 
     All keys that were taken together with this one are released, but no permit for a
-    start: that ends by itself, or is released by its own name. A node that does not
-    answer within ``connect_timeout`` keeps the lock until its ttl has ended.
+    start: that ends by itself, or is released by its own name. A node that refuses,
+    or does not answer within ``connect_timeout``, keeps the lock until its ttl has
+    ended.
 
     Args:
         redlock: The lock service.
@@ -358,7 +359,7 @@ def release(
             )
             for value, names, args in calls
         ]
-        return [GRANTED, 0] in client.ask(*commands)
+        return [GRANTED, 0] in client.carry_out(*commands)
 
     nodes = each_answering(redlock, visit)
     return Released(key, holders_text(values), nodes, redlock.quorum, operator)
@@ -389,7 +390,7 @@ def release_found(redlock: Redlock, found: Scan) -> tuple[int, dict[str, str]]:
     def visit(client: NodeClient) -> set[int]:
         released = set()
         for start in range(0, len(calls), BATCH):
-            replies = client.ask(*calls[start : start + BATCH])
+            replies = client.carry_out(*calls[start : start + BATCH])
             released |= {
                 start + i for i, reply in enumerate(replies) if reply == [GRANTED, 0]
             }

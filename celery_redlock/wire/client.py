@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class NodeUnreachable(Exception):  # noqa: N818  (a result, shown in a table)
-    """A node cannot be reached or read. The text reads on after the node's name."""
+    """A node was not reached, or refused. The text reads on after the node's name."""
 
 
 class NodeClient:
@@ -90,6 +90,15 @@ class NodeClient:
         except ConnectionLost as error:
             raise NodeUnreachable(str(error)) from None
 
+    def carry_out(self, *commands: Sequence[Any]) -> list[Any]:
+        """Send commands as ``ask`` does, where an error is no answer.
+
+        Raises:
+            NodeUnreachable: The node refused a command, or not all replies came in
+                time. It may have carried out others.
+        """
+        return _without_errors(self.ask(*commands))
+
     def _ask_packed(
         self, connection: Connection, packed: bytes, replies: int
     ) -> list[Any]:
@@ -131,15 +140,13 @@ class NodeClient:
             commands: Commands whose only argument is the key. Replies come key by key.
 
         Raises:
-            NodeUnreachable: The node stopped answering, or denies SCAN.
+            NodeUnreachable: The node stopped answering, or denies a command or a key.
         """
         cursor, whole = b"0", pattern.encode(errors="replace")
         matches, head = matcher(whole), escaped(head_of(whole)) + b"*"
         while True:
-            (reply,) = self.ask(("SCAN", cursor, "MATCH", head, "COUNT", BATCH))
-            if isinstance(reply, ErrorReply):
-                raise NodeUnreachable(refusal_of(str(reply)))
-            cursor, names = reply
+            scan = ("SCAN", cursor, "MATCH", head, "COUNT", BATCH)
+            ((cursor, names),) = self.carry_out(scan)
             keys = [name for name in names if matches(name)]
             yield from self.look_up(keys, *commands)  # a store replies with all keys
             if cursor == b"0":
@@ -152,7 +159,7 @@ class NodeClient:
         """Yield these keys in batches, as ``scan`` does; a node may lack them."""
         for start in range(0, len(keys), BATCH):
             part = keys[start : start + BATCH]
-            yield part, self._ask_of_each(part, commands)
+            yield part, _without_errors(self._ask_of_each(part, commands))
 
     def _ask_of_each(self, keys: list[bytes], commands: Sequence[str]) -> list[Any]:
         """Send these commands about each key, and return the replies key by key."""
@@ -170,6 +177,20 @@ class NodeClient:
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
+
+
+def _without_errors(replies: list[Any]) -> list[Any]:
+    """Return the replies, if none is an error.
+
+    An error about the type of a key is an answer: another program wrote that key.
+
+    Raises:
+        NodeUnreachable: One is an error.
+    """
+    for reply in replies:
+        if isinstance(reply, ErrorReply) and not str(reply).startswith("WRONGTYPE"):
+            raise NodeUnreachable(refusal_of(str(reply)).rstrip("."))
+    return replies
 
 
 @dataclass(frozen=True, slots=True)

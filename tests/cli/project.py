@@ -21,6 +21,7 @@ from click.testing import CliRunner
 import celery_redlock
 from celery_redlock import ConfigurationError, runtime_of
 from celery_redlock.cli import redlock
+from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
 from tests.cli.app import SETTINGS, new_app
 from tests.nodes.support import PATIENT, client
@@ -42,6 +43,7 @@ from tests.cli.app import app_of_the_environment
 app = app_of_the_environment()
 """
 _DEADLINE = 60.0  # seconds
+HOUR = 3600.0
 FOREIGN = f"{'f' * 32}.{'0' * 16}\n7\nproj.other\nother-id\nworker-9\n99\n0"
 
 
@@ -285,3 +287,11 @@ class Project:
 
     def _command(self, words: Sequence[str]) -> list[str]:
         return [sys.executable, "-m", "celery", "-A", self.app_name, "redlock", *words]
+
+
+def claim(project: Project, key: str = "invoice:1", job: str = "job") -> None:
+    """Claim a call, as a publisher does."""
+    claims = Claims(project.service)
+    holder = Holder("", task="proj.send_invoice", task_id=job, host="web")
+    assert claims.take(key, holder, at_lock=False, at_cooldown=False) is None
+    claims.keep(key, job, HOUR)

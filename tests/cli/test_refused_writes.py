@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,12 +10,15 @@ import pytest
 from celery_redlock import runtime_of, web
 from celery_redlock.operations.inspect import NodeState, node_status
 from tests.cli.app import new_app
+from tests.cli.project import claim
+from tests.nodes.support import locks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from celery import Celery
 
+    from celery_redlock.devnodes import DevNode
     from tests.cli.project import Project
 
 REFUSALS = {
@@ -23,15 +27,24 @@ REFUSALS = {
 }
 
 
+@contextlib.contextmanager
+def refused(refusal: str, nodes: Sequence[DevNode]) -> Iterator[None]:
+    """Let these nodes refuse each write for a block."""
+    setting, value = REFUSALS[refusal]
+    for node in nodes:
+        node.command("CONFIG", "SET", setting, value)
+    try:
+        yield
+    finally:
+        for node in nodes:
+            node.command("CONFIG", "SET", setting, "0")
+
+
 @pytest.fixture(params=REFUSALS)
 def refusing(request: pytest.FixtureRequest, project: Project) -> Iterator[str]:
     """Let two of the nodes refuse each write; give how their error begins."""
-    setting, value = REFUSALS[request.param]
-    for node in project.nodes[1:]:
-        node.command("CONFIG", "SET", setting, value)
-    yield request.param
-    for node in project.nodes[1:]:
-        node.command("CONFIG", "SET", setting, "0")
+    with refused(request.param, project.nodes[1:]):
+        yield request.param
 
 
 @pytest.fixture
@@ -128,3 +141,39 @@ def test_new_node_that_refuses_writes_is_not_said_to_vote_soon(
     assert (listed.code, begun.code) == (3, 1)
     assert "NOREPLICAS" in listed.out
     assert "nothing was changed" in begun.err
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("k", "Released k on 2 of 3 nodes,"), ("--claims", "Released 1 claim.")],
+)
+def test_release_names_a_node_that_refuses_it(
+    project: Project, what: str, said: str
+) -> None:
+    """There the lock stays, as on a node that was not reached."""
+    project.hold("k")
+    claim(project)
+    with refused("NOREPLICAS", project.nodes[:1]):
+        run = project.redlock("release", what, "--yes")
+
+    assert run.code == 0
+    assert said in run.out
+    assert f"Node {project.label(0)} answered " in run.out
+    assert "NOREPLICAS" in run.out
+    assert len(locks(project.nodes, "k")) == (1 if what == "k" else 3)
+
+
+@pytest.mark.parametrize("what", ["k", "--claims"])
+def test_release_that_a_majority_refuses_exits_with_3(
+    project: Project, what: str
+) -> None:
+    """The lock is not said to have ended, or to have another holder."""
+    project.hold("k")
+    claim(project)
+    with refused("NOREPLICAS", project.nodes):
+        run = project.redlock("release", what, "--yes")
+
+    assert run.code == 3
+    assert run.out.count("NOREPLICAS") == 3
+    assert "nothing was released" not in run.out
+    assert len(locks(project.nodes, "k")) == 3

@@ -11,22 +11,13 @@ import pytest
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit
-from tests.cli.project import FOREIGN, Typing
+from tests.cli.project import FOREIGN, HOUR, Typing, claim
 from tests.nodes.support import locks
 
 if TYPE_CHECKING:
     from tests.cli.project import Project
 
 KEY = "redlock:lock:k"
-HOUR = 3600.0
-
-
-def claim(project: Project, key: str = "invoice:1", job: str = "job") -> None:
-    """Claim a call, as a publisher does."""
-    claims = Claims(project.service)
-    holder = Holder("", task="proj.send_invoice", task_id=job, host="web")
-    assert claims.take(key, holder, at_lock=False, at_cooldown=False) is None
-    claims.keep(key, job, HOUR)
 
 
 def claimed(project: Project) -> set[str]:
