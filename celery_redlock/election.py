@@ -45,6 +45,7 @@ from celery_redlock.basics.backoff import jittered
 from celery_redlock.basics.callbacks import call_safely
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.process import OfOneProcess
+from celery_redlock.basics.timing import seconds_text
 from celery_redlock.errors import LockContended, LockHeld, QuorumUnreachable
 from celery_redlock.locks.lease import Holder, Lease, LeaseState, new_base
 from celery_redlock.records.standbys import StandbyList
@@ -235,11 +236,11 @@ class Elector(OfOneProcess):
     def _log_failed_renewal(self, term: Term, reasons: str) -> None:
         if self._logged is not _NOT_RENEWED:
             log.warning(
-                "The leadership of %r could not be renewed: %s. It ends in %.1f s "
+                "The leadership of %r could not be renewed: %s. It ends in %s "
                 "unless a renewal succeeds.",
                 self.key,
                 reasons or "too few votes for it",
-                term.remaining(),
+                seconds_text(term.remaining()),
                 extra=log_fields("leader-not-renewed", election=self.key),
             )
         self._logged = _NOT_RENEWED

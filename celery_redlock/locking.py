@@ -42,7 +42,7 @@ from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celery_redlock.basics.secret import SecretUrl, hidden
-from celery_redlock.basics.timing import seconds_of
+from celery_redlock.basics.timing import seconds_of, seconds_text
 from celery_redlock.errors import (
     ConfigurationError,
     LockHeld,
@@ -513,9 +513,9 @@ class Hold:
         self._watchdog.forget(lease)
         log.warning(
             "The event loop of the holder of %s was closed in its block. The lock is "
-            "not renewed any more, and ends in %.1f s.",
+            "not renewed any more, and ends in %s.",
             shown(lease.key),
-            lease.remaining(),
+            seconds_text(lease.remaining()),
         )
 
     # -- hooks ---------------------------------------------------------------------

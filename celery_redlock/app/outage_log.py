@@ -15,6 +15,7 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.basics.process import OfOneProcess
+from celery_redlock.basics.timing import seconds_text
 
 if TYPE_CHECKING:
     from celery_redlock.errors import LockUnavailable
@@ -97,12 +98,13 @@ class OutageLog(OfOneProcess):
         self.is_on = False
         # When they voted again in between, no try of this process has shown.
         text = (
-            "The lock nodes vote again, %.0f s after the first try for which too few "
-            "did, and %.0f s after the last one: %s."
+            "The lock nodes vote again, %s after the first try for which too few "
+            "did, and %s after the last one: %s."
         )
         since_last = self._clock.monotonic() - self._last
         fields = self._fields("outage-over")
-        log.info(text, self._seconds, since_last, self._numbers(), extra=fields)
+        times = seconds_text(self._seconds), seconds_text(since_last)
+        log.info(text, *times, self._numbers(), extra=fields)
 
     def _fields(self, event: str) -> dict[str, object]:
         calls, tries = len(self._calls), self._tries.total()

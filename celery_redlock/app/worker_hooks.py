@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
@@ -136,7 +137,7 @@ def _log_report(report: NodesReport, *, is_store: bool) -> None:
             votes, when = f"The {node} does not vote", "until it votes"
         if left is not None:
             at_least = "at least " if ballot.indexes(VoteKind.SILENT) else ""
-            when = f"for {at_least}{left:.0f} s more"
+            when = f"for {at_least}{math.ceil(left)} s more"
         log.error(
             "%s: %s. Tasks that need a lock do not run %s. (For a brand-new "
             "deployment, run %s.)",

@@ -15,6 +15,7 @@ from typing import Any
 from celery_redlock.errors import ConfigurationError
 
 _LEAST_ROUNDS = 3
+_LEAST_TOLD = 0.01  # seconds
 
 
 def check_number(name: str, value: Any) -> None:
@@ -42,6 +43,13 @@ def seconds_of(name: str, value: Any, *, zero: bool = False) -> float:
             "seconds above 0."
         )
     return float(seconds)
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration for a sentence, never as 0: ``12.3 s``, ``0.04 s``."""
+    if seconds < _LEAST_TOLD:
+        return f"less than {_LEAST_TOLD} s"
+    return f"{seconds:.1f} s" if seconds >= 10 * _LEAST_TOLD else f"{seconds:.2f} s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from celery_redlock.basics.timing import seconds_text
 from celery_redlock.errors import LockContended, LockHeld
 from celery_redlock.locks.failure import (
     delay_after,
@@ -127,7 +128,8 @@ class ExistingJob:
             what = f"The key {shown(self.held_key)} is held by"
         source = f", as {votes} of {nodes} nodes say" if nodes > 1 else ""
         until = "at most" if self.phase in _PHASES else "unless renewed"
-        return f"{what} {name}, for {self.left:.1f} s more {until}{source}."
+        left = seconds_text(self.left)
+        return f"{what} {name}, for {left} more {until}{source}."
 
 
 class Claims:

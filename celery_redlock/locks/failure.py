@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.basics.text import on_nodes
+from celery_redlock.basics.timing import seconds_text
 from celery_redlock.errors import (
     LockContended,
     LockHeld,
@@ -107,7 +108,7 @@ def unreachable(
         them = "They vote again by themselves"
         if len(ballot.labels) == 1:
             them = "It votes again by itself"
-        remedy = f"{them} in {wait_ms / _MS:.1f} s"
+        remedy = f"{them} in {seconds_text(wait_ms / _MS)}"
         if ballot.indexes(VoteKind.SILENT):  # one that is gone is waited for, too
             remedy += " at the earliest"
         view = View.parse(config)
@@ -178,8 +179,8 @@ def _held(key: str, ballot: Ballot) -> LockHeld:
     nodes = len(ballot.labels)
     source = f", as {votes} of {nodes} nodes say," if nodes > 1 else ""
     return LockHeld(
-        f"The lock {held_key!r} is held by {holder}{source} for {left:.1f} s more "
-        f"unless renewed.{ours}",
+        f"The lock {held_key!r} is held by {holder}{source} for {seconds_text(left)} "
+        f"more unless renewed.{ours}",
         key=key,
         held_key=held_key,
         ballot=ballot,
@@ -204,7 +205,7 @@ def _full(key: str, ballot: Ballot, occupancy: Occupancy, limits: Limits) -> Loc
         fact = (
             f"{shown(limit.key)} has had {limit.most} starts within "
             f"{limit.period:g} s, as many as it may have. The next one is possible in "
-            f"{retry_after:.1f} s"
+            f"{seconds_text(retry_after)}"
         )
     else:
         retry_after = ttl_left(ballot, named) if is_told else None

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.basics.secret import hidden
-from celery_redlock.basics.timing import Timing, check_number
+from celery_redlock.basics.timing import Timing, check_number, seconds_text
 from celery_redlock.errors import (
     ConfigurationError,
     LockContended,
@@ -709,7 +709,7 @@ class Redlock:
                 ballot,
                 node_timeout=self.timing.node_timeout,
                 config=self.guard.config,
-                state=f"The lease is valid for {lease.remaining():.1f} s more",
+                state=f"The lease is valid for {seconds_text(lease.remaining())} more",
             )
         raise lease.lost_error()
 

@@ -34,6 +34,7 @@ from celery_redlock.basics.callbacks import call_safely
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.basics.process import Background, OfOneProcess, ThreadRun
+from celery_redlock.basics.timing import seconds_text
 from celery_redlock.locks.lease import LeaseState
 from celery_redlock.locks.renewal_schedule import RenewalSchedule, WakeupQueue, Watch
 from celery_redlock.scripts.keys import keys_of, shown
@@ -370,12 +371,12 @@ class Watchdog(OfOneProcess):
         others = self._failure_limit.take()
         log.log(
             logging.DEBUG if others is None else logging.WARNING,
-            "The lock %s (fence %d) could not be renewed: %s. It is valid for %.1f s "
+            "The lock %s (fence %d) could not be renewed: %s. It is valid for %s "
             "more.%s",
             shown(lease.key),
             lease.fence,
             reasons or "too few votes for it",
-            lease.remaining(),
+            seconds_text(lease.remaining()),
             f" {others} other renewals failed since the last report." * bool(others),
             extra=log_fields("renewal-failed", key=lease.key, fence=lease.fence),
         )

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -407,7 +408,9 @@ class _Move:
                     "nothing is granted or renewed from now on."
                 )
             if left > longest:
-                self._on_step(f"Waiting {left:.0f} s until the last lock expires.")
+                self._on_step(
+                    f"Waiting {math.ceil(left)} s until the last lock expires."
+                )
             longest = left
             self._clock.sleep(left + _MARGIN)
 

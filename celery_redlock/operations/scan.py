@@ -22,6 +22,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 from celery_redlock.basics.glob import escaped
+from celery_redlock.basics.timing import seconds_text
 from celery_redlock.locks.lease import Holder, family_of
 from celery_redlock.locks.limits import MOST_PERMITS, Limit
 from celery_redlock.operations.inspect import (
@@ -116,7 +117,7 @@ class LimitInUse:
         if not limit.period:
             return f"{limit.key}: {number} permits in use."
         text = f"{limit.key}: {number} starts in {limit.period:g} s are taken."
-        next_one = f" The next one is possible in {self.free_in:.1f} s."
+        next_one = f" The next one is possible in {seconds_text(self.free_in)}."
         return text + next_one * self.is_full
 
 

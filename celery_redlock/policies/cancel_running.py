@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from celery_redlock.basics.timing import seconds_of
+from celery_redlock.basics.timing import seconds_of, seconds_text
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.policies.allow import Run
 from celery_redlock.policies.base import (
@@ -86,8 +86,8 @@ class CancelRunning(ConflictDecision):
         """Return what happens to the call."""
         if not self.keeps_trying(situation):
             return "cancel the running call, and wait for it in its queue"
-        grace = in_seconds(self.grace)
-        return f"cancel the running call, and wait for it for at most {grace:.1f} s"
+        grace = seconds_text(in_seconds(self.grace))
+        return f"cancel the running call, and wait for it for at most {grace}"
 
     def perform(self, call: RefusedCall) -> float:
         """Ask the running call to end, unless it is the newer of the two."""

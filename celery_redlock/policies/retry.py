@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.basics.timing import seconds_of
+from celery_redlock.basics.timing import seconds_of, seconds_text
 from celery_redlock.policies.base import (
     Conflict,
     ConflictDecision,
@@ -127,9 +127,11 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
 
     def describe(self, situation: Situation) -> str:
         """Return what happens to the call."""
-        what = f"be republished, to run after {in_seconds(self.countdown):.1f} s"
+        what = (
+            f"be republished, to run after {seconds_text(in_seconds(self.countdown))}"
+        )
         if self.patience:
-            what = f"wait for at most {in_seconds(self.patience):.1f} s"
+            what = f"wait for at most {seconds_text(in_seconds(self.patience))}"
         place = situation.place if isinstance(situation, Conflict) else None
         if place is None:
             return what

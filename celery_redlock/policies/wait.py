@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from celery_redlock.basics.timing import seconds_of
+from celery_redlock.basics.timing import seconds_of, seconds_text
 from celery_redlock.policies.base import (
     Conflict,
     ConflictDecision,
@@ -61,7 +61,7 @@ class Wait(ConflictDecision):
 
     def describe(self, situation: Situation) -> str:  # noqa: ARG002  (its base's)
         """Return what happens to the call."""
-        return f"wait for at most {in_seconds(self.timeout):.1f} s"
+        return f"wait for at most {seconds_text(in_seconds(self.timeout))}"
 
     def perform(self, call: RefusedCall) -> float:
         """Try for the lock until the timeout."""

@@ -25,6 +25,7 @@ from celery.exceptions import Ignore, Retry, TaskRevokedError, TimeLimitExceeded
 
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.timing import seconds_text
 from celery_redlock.errors import DuplicateTask, QuorumUnreachable, RedlockError
 from celery_redlock.options.broker import (
     accepted_countdown,
@@ -85,11 +86,11 @@ def logged_pause(call: Call, error: BaseException, number: int) -> float:
     pause = jittered(doubled(_FIRST_PAUSE, number, _LONGEST_PAUSE))
     log.warning(
         "%s could not be republished (%s: %s). It keeps its worker process and "
-        "tries again in %.1f s.",
+        "tries again in %s.",
         call,
         type(error).__name__,
         error,
-        pause,
+        seconds_text(pause),
         extra=call.log_fields("republish-failed"),
     )
     return pause
@@ -314,16 +315,17 @@ def republish(
     # An outage is logged as a whole (`OutageLog`), and a duplicate was announced.
     is_known = isinstance(reason, (QuorumUnreachable, DuplicateTask))
     level = DEBUG if is_known else INFO
-    text = "%s is republished, to run after %.1f s: %s"
+    when = seconds_text(countdown)
+    text = "%s is republished, to run after %s: %s"
     extra = call.log_fields("republished", countdown=countdown)
-    log.log(level, text, call, countdown, reason, extra=extra)
+    log.log(level, text, call, when, reason, extra=extra)
     if fresh.redelivered:
-        text = f"{call} is republished, to run after {countdown:.1f} s"
+        text = f"{call} is republished, to run after {when}"
         raise RepublishedUnseen(text)
     # RETRY is stored, and may be outdated by now: Celery must not store it again.
     # `RefusalInfo` sees to it, and this line where the tracer is not Celery's.
     call.request.ignore_result = True
-    text = f"Retry in {countdown:.1f} s: {type(reason).__name__}"  # Celery logs it
+    text = f"Retry in {when}: {type(reason).__name__}"  # Celery logs it
     raise Republished(text, exc=reason, when=countdown)
 
 

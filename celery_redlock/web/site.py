@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import threading
 from dataclasses import dataclass
 from functools import cache
@@ -456,8 +457,8 @@ class LockPage:
             log.warning("%s has sent too many wrong tokens.", where)
             why = (
                 "Too many tokens were wrong: this one was not compared, and nothing "
-                f"was released. Try again in {left:.0f} s, or use `celery redlock "
-                "release`."
+                f"was released. Try again in {math.ceil(left)} s, or use `celery "
+                "redlock release`."
             )
             return self._refuse(request, why, HTTPStatus.TOO_MANY_REQUESTS)
         if not hmac.compare_digest(given.encode(), token.encode()):

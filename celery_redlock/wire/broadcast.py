@@ -458,7 +458,7 @@ class Exchange:
         for request in call.unfinished:
             for index, vote in enumerate(request.ballot.votes):
                 if vote is None:
-                    self.nodes[index].mark_suspect()
+                    self.nodes[index].mark_suspect(call.came_at)
         self._conclude(call)
 
     def _suspects(self) -> list[Node]:
@@ -633,7 +633,7 @@ class Exchange:
         for node in self.nodes:
             since = math.inf if node.is_store else node.silent_since
             if since < now - self._patience:
-                node.mark_suspect()
+                node.mark_suspect(since)
             else:
                 earliest = min(earliest, since)
         self._late_at = earliest + self._patience

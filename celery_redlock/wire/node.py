@@ -279,11 +279,17 @@ class Node:
             self._conversation.events = connection.events
             selector.register(connection.sock, connection.events, self)
 
-    def mark_suspect(self) -> None:
-        """Note that a reply is late: from now on no call waits for this node."""
+    def mark_suspect(self, since: float) -> None:
+        """Note that a reply is late: from now on no call waits for this node.
+
+        Args:
+            since: An instant from which on it owes the reply. It may have owed others
+                for longer, and may have sent replies to earlier requests since then.
+        """
         if self.pending and not self.suspect:
             self.suspect = True
-            self._log.late(self._clock.monotonic() - self.silent_since)
+            since = min(since, self.silent_since)
+            self._log.late(self._clock.monotonic() - since)
 
     def anew(self, reason: str) -> Node:
         """Return this node without the connection, which was interrupted.

@@ -12,6 +12,7 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.basics.process import is_ending
+from celery_redlock.basics.timing import seconds_text
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +42,11 @@ class NodeLog:
             text = "Node %s %s. It does not vote."
             self._log(logging.ERROR, "node-unfit", text, reason)
 
-    def late(self, silence: float) -> None:
+    def late(self, owed: float) -> None:
         """Log that replies are late, or count it if the last line is too recent.
 
         Args:
-            silence: Seconds for which it has owed a reply and sent none.
+            owed: Seconds for which it has owed a reply, as far as that is known.
         """
         others = self._late.take()
         if others is None:
@@ -53,7 +54,7 @@ class NodeLog:
         text = "Node %s answers late: %s. Calls wait for it only if they need its vote."
         if others:
             text += f" Late {others} more times since the last report."
-        reason = f"silent for {silence:.2f} s"
+        reason = f"no reply for {seconds_text(owed)}"
         self._log(logging.WARNING, "node-late", text, reason)
 
     def in_time(self) -> None:

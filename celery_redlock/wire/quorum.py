@@ -20,6 +20,8 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from celery_redlock.basics.timing import seconds_text
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -292,8 +294,8 @@ class Ballot:
             if vote is None:
                 problems.append(f"{label} {no_vote}")
             elif vote.kind is VoteKind.QUARANTINED:
-                wait = vote.number / 1000
-                problems.append(f"{label} is in quarantine for {wait:.1f} s")
+                wait = seconds_text(vote.number / 1000)
+                problems.append(f"{label} is in quarantine for {wait}")
             elif vote.kind is VoteKind.UNSYNCED:
                 reason = "is not confirmed by other nodes yet"
                 if len(self.labels) == 1:

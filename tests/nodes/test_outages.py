@@ -192,7 +192,7 @@ def test_hung_node_is_logged_though_no_call_waits_for_it(
 
         def locks_until_logged() -> bool:
             redlock.release(redlock.acquire(key, wait=10.0))
-            return f":{hung.port}/0 answers late: silent for " in caplog.text
+            return f":{hung.port}/0 answers late: no reply for " in caplog.text
 
         hung = three_nodes.nodes[2]
         hung.pause()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -120,9 +121,9 @@ def _wait(case: Case, status: NodeStatus) -> str:
             f"clients go on asking: {answer}, and then {timing.quarantine:.0f} s"
         )
     if not status.waits_with_all:
-        return f"for {status.wait:.0f} s more"
+        return f"for {math.ceil(status.wait)} s more"
     wait = max(it.wait for it in statuses if it.waits_with_all)
-    words = f"for {wait:.0f} s more" if wait else "until the others confirm it"
+    words = f"for {math.ceil(wait)} s more" if wait else "until the others confirm it"
     later = f", or until a client has waited {answer}, if that is later"
     return words + (later if silent else "")
 

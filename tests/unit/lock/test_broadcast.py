@@ -142,7 +142,25 @@ def test_node_that_hangs_and_is_not_needed_is_noticed(
     silent = clock.monotonic() - before
     assert CONNECT_TIMEOUT < silent < CONNECT_TIMEOUT + 0.3
     (line,) = caplog.messages
-    assert re.match(r"Node node-2 answers late: silent for 1\.[012]\d* s\. ", line)
+    assert re.match(r"Node node-2 answers late: no reply for 1\.[012] s\. ", line)
+
+
+def test_node_that_is_behind_is_late_since_the_call(
+    net: Net, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not since its reply to an earlier request, which has just come."""
+    clock.advance(60.0)  # since the line about a node that was late when it connected
+    earlier = net.request()
+    net.broadcast.send(earlier)
+    net.comes(2, NODE_TIMEOUT - 0.001, GRANTED)
+
+    net.broadcast.ask(net.request(done_when=all_answered))
+
+    assert earlier.ballot.votes[2]
+    lines = [line for line in caplog.messages if line.startswith("Node node-2")]
+    assert [line.partition(". Calls")[0] for line in lines] == [
+        f"Node node-2 answers late: no reply for {NODE_TIMEOUT:.2f} s"
+    ]
 
 
 def test_node_that_hung_while_nothing_was_asked_has_its_whole_silence_told(

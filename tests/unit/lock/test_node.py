@@ -439,7 +439,7 @@ def test_suspect_still_gets_requests(stage: Stage) -> None:
     """Its late replies are entered in their requests, and end the suspicion."""
     first, second = request("a"), request("b")
     stage.ask(first)
-    stage.node.mark_suspect()
+    stage.node.mark_suspect(stage.clock.monotonic())
     suspected = [stage.node.suspect]
     stage.ask(second)
     for _ in range(2):
@@ -456,7 +456,7 @@ def test_suspect_that_hangs_is_connected_to_anew(
     """After a long silence a second connection replaces the first."""
     again = stage.next_connection()
     out = stage.sends()
-    stage.node.mark_suspect()
+    stage.node.mark_suspect(stage.clock.monotonic())
     stage.clock.advance(CONNECT_TIMEOUT)
     stage.arrive()
     assert stage.address.tries == 1
@@ -476,7 +476,7 @@ def test_suspect_that_answers_in_time_keeps_its_connection(
     """It answered while the second connection was made, which is closed."""
     again = stage.next_connection()
     out = stage.sends()
-    stage.node.mark_suspect()
+    stage.node.mark_suspect(stage.clock.monotonic())
     stage.clock.advance(CONNECT_TIMEOUT + 0.01)
     connection.sock.replies([3])
 
@@ -491,7 +491,7 @@ def test_suspect_that_answers_in_time_keeps_its_connection(
 def test_suspect_is_dropped_in_the_end(stage: Stage, connection: Connection) -> None:
     """If no second connection can be made: after ten seconds."""
     out = stage.sends()
-    stage.node.mark_suspect()
+    stage.node.mark_suspect(stage.clock.monotonic())
 
     stage.clock.advance(10.0)
     stage.arrive()
@@ -507,7 +507,7 @@ def test_node_without_connection_is_no_suspect(clock: FakeClock) -> None:
     """Only a node with a connection can be late."""
     stage = Stage(clock)
 
-    stage.node.mark_suspect()
+    stage.node.mark_suspect(stage.clock.monotonic())
 
     assert not stage.node.suspect
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from celery_redlock.testing import FakeClock
 
 LATE = (
-    "Node a:6379/0 answers late: silent for 0.05 s. "
+    "Node a:6379/0 answers late: no reply for 0.05 s. "
     "Calls wait for it only if they need its vote."
 )
 IN_TIME = "Node a:6379/0 answers in time again."
@@ -44,6 +44,17 @@ def test_node_that_is_late_again_and_again_is_logged_once_a_minute(
 
     again = f"{LATE} Late 100 more times since the last report."
     assert caplog.messages[2:] == [again, IN_TIME]
+
+
+def test_time_that_says_nothing_is_not_logged(
+    node_log: NodeLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The caller had less time than the node may take."""
+    node_log.late(0.004)
+
+    assert caplog.messages == [
+        LATE.replace("no reply for 0.05 s", "no reply for less than 0.01 s")
+    ]
 
 
 def test_reason_of_an_unfit_node_is_logged_once(

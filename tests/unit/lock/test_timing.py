@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.basics.timing import Timing, seconds_of
+from celery_redlock.basics.timing import Timing, seconds_of, seconds_text
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.locks.lease import drift_of
 
@@ -35,6 +35,21 @@ def test_seconds_are_numbers_or_timedeltas(value: Any, seconds: float) -> None:
 
     assert found == seconds
     assert type(found) is float
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (12.34, "12.3 s"),
+        (0.5, "0.5 s"),
+        (0.04, "0.04 s"),
+        (0.004, "less than 0.01 s"),
+        (-1.0, "less than 0.01 s"),
+    ],
+)
+def test_short_time_is_not_told_as_none(seconds: float, text: str) -> None:
+    """A lock that is held "for 0.0 s more" is not held."""
+    assert seconds_text(seconds) == text
 
 
 @pytest.mark.parametrize(
