@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from celery import signals
 
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.broker import broadcast_of
@@ -115,9 +116,6 @@ def _check_nodes(sender: Any, **_: object) -> None:
 
 
 def _log_report(report: NodesReport, *, is_store: bool) -> None:
-    # Only a worker pays for this import.
-    from celery_redlock.operations.words import with_app  # noqa: PLC0415
-
     ballot, problems = report.ballot, "; ".join(report.problems)
     nodes, quorum = len(ballot.labels), ballot.quorum
     fields = log_fields("votes", votes=ballot.granted, nodes=nodes, quorum=quorum)
@@ -144,6 +142,6 @@ def _log_report(report: NodesReport, *, is_store: bool) -> None:
             votes,
             problems,
             when,
-            with_app("`celery -A proj redlock init`"),
+            f"`{COMMAND} init`",
             extra=fields,
         )

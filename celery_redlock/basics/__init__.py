@@ -7,13 +7,15 @@ and what is shown of a URL with a password. ``log_fields``, ``log_limit``: lines
 log. ``process``: what a fork must not copy, and how threads start and end.
 ``callbacks``: functions that belong to others. ``resp``: from commands to bytes and
 from bytes to replies. ``selector``: waits for sockets, in a thread or a greenlet.
-``finding_codes``: the findings of the doctor that a setting can name.
+``finding_codes``: the findings of the doctor that a setting can name. ``command``: the
+command that errors and log lines name.
 """
 
 __all__ = [
     "backoff",
     "callbacks",
     "clock",
+    "command",
     "finding_codes",
     "glob",
     "log_fields",

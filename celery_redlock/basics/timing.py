@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.errors import ConfigurationError
 
 _LEAST_ROUNDS = 3
@@ -86,7 +87,7 @@ class Timing:
                 f"The ttl of {seconds:g} s is above max_ttl ({self.max_ttl:g} s), the "
                 "time for which a restarted node stays out of the vote. Lower the ttl "
                 "(renewal keeps a long run locked), or raise max_ttl on all clients "
-                "with `celery -A proj redlock reconfigure`."
+                f"with `{COMMAND} reconfigure`."
             )
         if seconds <= _LEAST_ROUNDS * self.node_timeout:
             raise ConfigurationError(

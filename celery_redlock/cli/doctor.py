@@ -49,7 +49,7 @@ from celery_redlock.operations.inspect import (
     node_status,
     voting_nodes,
 )
-from celery_redlock.operations.words import votes_text, with_app
+from celery_redlock.operations.words import votes_text
 from celery_redlock.stores.connection import store_of
 
 if TYPE_CHECKING:
@@ -185,8 +185,8 @@ def _findings(found: Sequence[Finding]) -> list[str]:
     for (severity, code, remedy), findings in alike:
         lines.append(f"{painted(f'{severity.word:<9}', _MOODS[severity])}{code}")
         for finding in findings:
-            lines += _wrapped(with_app(finding.fact))
-        lines += [painted(line, "faint") for line in _wrapped(with_app(remedy))]
+            lines += _wrapped(finding.fact)
+        lines += [painted(line, "faint") for line in _wrapped(remedy)]
         lines.append(painted(f"  {address_of(code)}", "faint"))
         lines.append("")
     return lines

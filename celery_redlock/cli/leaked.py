@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.cli.output.format import Column, table, unseen_lines
 from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
@@ -51,6 +52,6 @@ def _lines(found: Mapping[str, Sequence[str]], lock: str) -> list[str]:
         *table((Column("NODE"), Column("KEY WITHOUT A TTL", cut="end")), rows),
         "",
         f"A key that begins with {lock} is a lock. Release it with",
-        "`celery -A proj redlock release KEY`, where KEY is the rest of its name.",
+        f"`{COMMAND} release KEY`, where KEY is the rest of its name.",
         "Delete other keys with redis-cli, when you know what they are.",
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.text import on_nodes
 from celery_redlock.cli.output.format import (
     Column,
@@ -100,7 +101,7 @@ def _summary(found: LockStatus, *, has_limit: bool) -> list[str]:
         "id": holder.task_id,
         "holder": f"{holder.host or 'an unknown host'}, pid {holder.pid or 'unknown'}",
         "since": since(holder),
-        "expires": "never: it has no ttl. Only `celery redlock release` ends it"
+        "expires": f"never: it has no ttl. Only `{COMMAND} release` ends it"
         if math.isinf(left)
         else f"in {duration(left)}, unless renewed",
         "fence": str(holder.fence or ""),

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.backoff import doubled, jittered
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.text import on_nodes
 from celery_redlock.basics.timing import seconds_text
 from celery_redlock.errors import (
@@ -113,10 +114,7 @@ def unreachable(
             remedy += " at the earliest"
         view = View.parse(config)
         if view is None or not view.had_others:  # else old locks may be held
-            remedy += (
-                ". In a brand-new deployment, `celery -A proj redlock init` ends the "
-                "wait"
-            )
+            remedy += f". In a brand-new deployment, `{COMMAND} init` ends the wait"
     elif _configurations(ballot):
         told = [refusal(theirs, config) for theirs in _configurations(ballot)]
         differences = "; some nodes ".join(difference for difference, _ in told)
@@ -124,7 +122,7 @@ def unreachable(
     elif ballot.was_interrupted:
         remedy = "Try again, and take no locks in signal handlers or finalisers"
     else:
-        remedy = "Run `celery -A proj redlock doctor`"
+        remedy = f"Run `{COMMAND} doctor`"
     nodes = len(ballot.labels)
     fact = f"Only {ballot.answered} of {nodes} nodes gave a vote on {shown(key)}"
     needed = f" (need {ballot.quorum})"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.glob import escaped
 from celery_redlock.basics.resp import ErrorReply, refusal_of
 from celery_redlock.basics.text import number_in
@@ -98,7 +99,7 @@ def initialize(
             raise RedlockError(
                 f"{votes}: {ballot.reasons()}. Nodes of a deployment that was "
                 "initialized before vote again by themselves: see "
-                "`celery -A proj redlock doctor`."
+                f"`{COMMAND} doctor`."
             )
         SYSTEM_CLOCK.sleep(_PAUSE)
 

@@ -61,6 +61,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_redlock import scripts
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.members.configuration import Configuration
 from celery_redlock.members.view import JOINED, UNKNOWN, View
@@ -80,13 +81,13 @@ _MS = 1000
 _PAUSE_BETWEEN_RECOVERIES = 0.2  # seconds
 _ONE_IS_GONE = (
     "Node %s was silent for %g s, and too few other nodes vote to wait for it: the "
-    "others found epoch %d without it. If it is gone, replace it with `celery -A proj "
-    "redlock reconfigure`."
+    "others found epoch %d without it. If it is gone, replace it with "
+    f"`{COMMAND} reconfigure`."
 )
 _SOME_ARE_GONE = (
     "Nodes %s were silent for %g s, and too few other nodes vote to wait for them: the "
-    "others found epoch %d without them. If they are gone, replace them with `celery "
-    "-A proj redlock reconfigure`."
+    "others found epoch %d without them. If they are gone, replace them with "
+    f"`{COMMAND} reconfigure`."
 )
 
 

@@ -25,6 +25,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.text import printable_line
 from celery_redlock.members.configuration import (
     FORMAT,
@@ -47,7 +48,7 @@ _MEMBER = re.compile(r"(.*)=(\d{1,18})\.(\w+)")
 
 _ONE_VERSION = (
     "Use one version for all clients. After an upgrade stop all workers and beats, "
-    "then run `celery -A proj redlock init`"
+    f"then run `{COMMAND} init`"
 )
 _CHECK_NAMES = (
     "Check that the names of the nodes lead all clients to the same servers. A node "
@@ -214,10 +215,10 @@ def _refusal(theirs: str, ours: str) -> tuple[str, str]:  # noqa: PLR0911
     if theirs in ("", JOINED):
         return (
             "have lost their memory",
-            "They vote again by themselves. Run `celery -A proj redlock doctor`",
+            f"They vote again by themselves. Run `{COMMAND} doctor`",
         )
     if theirs.startswith(CLOSED):
-        command = "`celery -A proj redlock reconfigure`"
+        command = f"`{COMMAND} reconfigure`"
         plan = View.parse(theirs.removeprefix(CLOSED))
         return (
             f"are closed: moving to {plan.configuration if plan else theirs}",
@@ -226,7 +227,7 @@ def _refusal(theirs: str, ours: str) -> tuple[str, str]:  # noqa: PLR0911
     if is_older(theirs):
         return (
             f"were used by an older celery-redlock ({theirs})",
-            "Stop all workers and beats, then run `celery -A proj redlock init`",
+            f"Stop all workers and beats, then run `{COMMAND} init`",
         )
     if _format_of(theirs) > FORMAT:
         return (
@@ -248,7 +249,7 @@ def _refusal(theirs: str, ours: str) -> tuple[str, str]:  # noqa: PLR0911
         return _differing_settings(there.configuration, configuration, there.epoch)
     if here and there.order != here.order:
         difference = f"are at epoch {there.epoch}, and the other nodes at {here.epoch}"
-        return difference, "Run `celery -A proj redlock doctor`"
+        return difference, f"Run `{COMMAND} doctor`"
     difference = "were replaced: the same names lead other clients to other servers"
     return difference, _CHECK_NAMES
 
@@ -271,7 +272,7 @@ def _differing_settings(
         client_has.append(f"the nodes {', '.join(here.labels)}")
         settings.append("redlock_nodes to the same nodes")
     difference = f"{' and '.join(has)}; this client has {' and '.join(client_has)}"
-    move = "move the nodes to yours with `celery -A proj redlock reconfigure`"
+    move = f"move the nodes to yours with `{COMMAND} reconfigure`"
     remedy = f"Set {' and '.join(settings)}, or {move}"
     if there.labels != here.labels and len(there.labels) == len(here.labels) == 1:
         remedy += (

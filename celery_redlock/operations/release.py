@@ -30,6 +30,7 @@ import socket
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.text import on_nodes, printable_line
 from celery_redlock.errors import RedlockError
 from celery_redlock.locks.forced_release import MOST_FIELD, ForcedRelease
@@ -188,7 +189,7 @@ class Question:
             named += f" and {more:,} more" if more > 0 else ""
             facts += [
                 f"Other permits of {self.key} are in use, and stay: {named}.",
-                f"To release one, name it: `celery redlock release '{others[0]}'`.",
+                f"To release one, name it: `{COMMAND} release '{others[0]}'`.",
             ]
         if not self.values:
             return facts

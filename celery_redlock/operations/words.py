@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import shlex
-import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
 UNREADABLE = "unreadable: of another program"
 """The task of a lock whose value this package has not written."""
 
-_SAMPLE = "celery -A proj "
 _TENTHS_MATTER = 9.95  # seconds
 _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
 
@@ -45,28 +41,6 @@ def instant(seconds: float) -> str:
     """Return an instant, which is given in seconds since 1970."""
     at = datetime.fromtimestamp(seconds, tz=timezone.utc)
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def with_app(text: str) -> str:
-    """Return a text whose commands name the app as this process was given it.
-
-    Remedies say `celery -A proj redlock ...`. A command or a worker that was started
-    with ``-A shop.tasks`` says that.
-    """
-    return text.replace(_SAMPLE, f"celery -A {name} ") if (name := _app()) else text
-
-
-@functools.cache
-def _app() -> str:
-    """Return the app that the command line names, or ``""``."""
-    words = sys.argv[1:]
-    for word, following in zip(words, [*words[1:], ""], strict=False):
-        if word in ("-A", "--app"):
-            return shlex.quote(following) if following else ""
-        for option in ("--app=", "-A"):
-            if word.startswith(option):
-                return shlex.quote(word.removeprefix(option))
-    return ""
 
 
 def plural(number: int, thing: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.selector import new_selector
 from celery_redlock.errors import ConfigurationError
 
@@ -40,10 +41,10 @@ Waits: TypeAlias = Generator[int, None, T]
 its socket."""
 
 # Ends the reason of a `StoreError` where our user lacks a permission.
-GRANT = "grant what `celery -A proj redlock doctor --acl` prints"
+GRANT = f"grant what `{COMMAND} doctor --acl` prints"
 
 # The same where what our keys need is missing: it is new, or was dropped.
-MAKE = "run `celery -A proj redlock init`"
+MAKE = f"run `{COMMAND} init`"
 DROPPED = (
     "If it was there before, running tasks may hold locks that are forgotten: answer "
     "no to the question of init, and it votes after one redlock_max_ttl"

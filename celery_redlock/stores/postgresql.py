@@ -53,6 +53,7 @@ from psycopg import ClientCursor, capabilities, errors
 from psycopg.pq import TransactionStatus
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.stores import postgresql_url
@@ -225,7 +226,7 @@ class PostgreSQL:
         except psycopg.Error as error:
             text = f"did not let us make the table {TABLE}: {_reason(error)}"
             if isinstance(error, errors.InsufficientPrivilege):
-                text += "; run `celery -A proj redlock init` as a user who may"
+                text += f"; run `{COMMAND} init` as a user who may"
             raise StoreError(text) from None
 
     def _learn(self, url: str) -> None:

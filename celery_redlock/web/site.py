@@ -25,6 +25,7 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.text import printable, printable_line
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.locks.forced_release import MOST_FIELD
@@ -80,7 +81,8 @@ _NO_METRICS = (
     "`pip install 'celery-redlock[prometheus]'`.\n"
 )
 _READ_ONLY = (
-    "This page is read-only: it was started without a token. `celery redlock release` "
+    "This page is read-only: it was started without a token. "
+    f"`{COMMAND} release` "
     "releases a lock."
 )
 
@@ -457,8 +459,8 @@ class LockPage:
             log.warning("%s has sent too many wrong tokens.", where)
             why = (
                 "Too many tokens were wrong: this one was not compared, and nothing "
-                f"was released. Try again in {math.ceil(left)} s, or use `celery "
-                "redlock release`."
+                f"was released. Try again in {math.ceil(left)} s, or use "
+                f"`{COMMAND} release`."
             )
             return self._refuse(request, why, HTTPStatus.TOO_MANY_REQUESTS)
         if not hmac.compare_digest(given.encode(), token.encode()):

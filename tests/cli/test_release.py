@@ -105,7 +105,7 @@ def test_release_of_a_limited_key_names_the_other_permits(
     assert run.code == (0 if is_held else 1)
     named = "Other permits of imports are in use, and stay: imports##2, imports##3."
     assert named in run.out
-    assert "`celery redlock release 'imports##2'`" in run.out
+    assert "`celery -A proj redlock release 'imports##2'`" in run.out
     assert len(locks(project.nodes, "imports")) == 6
 
 

@@ -602,7 +602,7 @@ def test_release_on_a_read_only_page_is_refused(office: Office) -> None:
     assert "release?" not in listed.body
     assert "Read-only." in listed.text
     assert [one.status for one in refused] == [403] * 4
-    assert "`celery redlock release`" in refused[0].text
+    assert "`celery -A proj redlock release`" in refused[0].text
     assert office.is_held()
     page.close()
 

@@ -20,7 +20,6 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.secret import SecretUrl
 from celery_redlock.cli.output.ink import inked
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
-from celery_redlock.operations.words import with_app
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +41,7 @@ class Failure(click.ClickException):
     """Ends a command with a message and an exit code."""
 
     def __init__(self, message: str, code: int = WARNING) -> None:
-        super().__init__(inked(with_app(message), colors=False))
+        super().__init__(inked(message, colors=False))
         vars(self)["exit_code"] = code
 
 
@@ -73,7 +72,7 @@ class Session:
     def say(self, *lines: str) -> None:
         """Print lines; with ``--json``, print nothing."""
         if not self.as_json:
-            self._print(inked(with_app(line), colors=self.colors) for line in lines)
+            self._print(inked(line, colors=self.colors) for line in lines)
 
     def tell(self, lines: Iterable[str], document: Callable[[], Any]) -> None:
         """Print lines; with ``--json``, print what ``document`` returns."""
@@ -83,8 +82,8 @@ class Session:
         self, lines: Iterable[str], document: Callable[[], Any]
     ) -> Iterable[str]:
         if self.as_json:
-            return [with_app(json.dumps(document()))]
-        return (inked(with_app(line), colors=self.colors) for line in lines)
+            return [json.dumps(document())]
+        return (inked(line, colors=self.colors) for line in lines)
 
     def watch(
         self, look: Callable[[], tuple[Iterable[str], Callable[[], Any]]], every: float

@@ -23,6 +23,7 @@ from collections import Counter
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.operations.doctor.rule import (
     Case,
@@ -35,7 +36,7 @@ from celery_redlock.operations.doctor.rule import (
 from celery_redlock.operations.doctor.votes import state as state_of_nodes
 from celery_redlock.operations.doctor.workers import workers_by_nodes
 from celery_redlock.operations.inspect import inspect_nodes
-from celery_redlock.operations.words import plural, with_app
+from celery_redlock.operations.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -129,7 +130,7 @@ def log_findings(findings: Iterable[Finding]) -> None:
         "The doctor found %s: %s. %s describes each, and its remedy.",
         counted(found),
         ", ".join(codes),
-        with_app("`celery -A proj redlock doctor`"),
+        f"`{COMMAND} doctor`",
         extra=log_fields("findings", number=len(found), codes=codes),
     )
 

@@ -9,6 +9,7 @@ import socket
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.secret import SecretUrl
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.operations.doctor.rule import (
@@ -124,9 +125,9 @@ def password(case: Case) -> Iterator[Finding]:
                 WARNING,
                 f"Node {address.name} is reached without a password at {ip}, on "
                 "another machine.",
-                "Give it a password, or a user with the rules that `celery -A proj "
-                "redlock doctor --acl` prints. Otherwise every program in its network "
-                "can delete locks.",
+                "Give it a password, or a user with the rules that "
+                f"`{COMMAND} doctor --acl` prints. Otherwise every program in its "
+                "network can delete locks.",
                 address.name,
             )
 

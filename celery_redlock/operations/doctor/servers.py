@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.resp import DOES_NOT_KNOW
 from celery_redlock.operations.acl import OUR_KEYS
 from celery_redlock.operations.doctor.rule import (
@@ -116,7 +117,7 @@ def permissions(report: NodeReport, case: Case) -> Iterator[Finding]:
             "acl",
             ERROR,
             f"denies our user {' and '.join(denied)}",
-            "Allow what `celery -A proj redlock doctor --acl` prints.",
+            f"Allow what `{COMMAND} doctor --acl` prints.",
         )
 
 

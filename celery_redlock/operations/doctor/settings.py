@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.locks.limits import START_WITHIN, rate_of
 from celery_redlock.operations.doctor.rule import (
@@ -270,8 +271,8 @@ def rates(it: LockTask, case: Case) -> Iterator[Finding]:
             "(redlock_max_ttl). If so many nodes restart within the period of a start "
             "that no majority remembers it, one more start is possible",
             f"Nothing is to be done if nodes rarely restart. Otherwise raise "
-            f"redlock_max_ttl to {_rounded_up(kept)} s with `celery -A proj redlock "
-            "reconfigure`, or shorten the period: 60/h is 1/m.",
+            f"redlock_max_ttl to {_rounded_up(kept)} s with "
+            f"`{COMMAND} reconfigure`, or shorten the period: 60/h is 1/m.",
         )
 
 

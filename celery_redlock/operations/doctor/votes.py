@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.members.view import CLOSED, View, refusal
 from celery_redlock.operations.doctor.rule import (
     ERROR,
@@ -161,8 +162,8 @@ def _if_aborted(case: Case, status: NodeStatus) -> str:
 
 
 _BY_ITSELF = (
-    "It votes again by itself. (For a brand-new deployment, `celery -A proj redlock "
-    "init` ends the wait.)"
+    "It votes again by itself. (For a brand-new deployment, "
+    f"`{COMMAND} init` ends the wait.)"
 )
 _WITH_ALL = (  # also of one that has its memory
     "waits with all nodes, as a majority of them is new or has lost its memory, and "
@@ -207,13 +208,13 @@ _PROBLEMS = {
         WARNING,
         "has restarted, and does not vote until enough other nodes confirm it",
         "They do with one of the next locks, if enough of them vote. If a member is "
-        "gone for good, replace it with `celery -A proj redlock reconfigure`.",
+        f"gone for good, replace it with `{COMMAND} reconfigure`.",
     ),
     NodeState.CLOSED: Finding(
         "closed",
         ERROR,
         "does not vote: the nodes {difference}",
-        "A reconfiguration is not finished: run `celery -A proj redlock reconfigure` "
+        f"A reconfiguration is not finished: run `{COMMAND} reconfigure` "
         "again, with the same arguments.",
     ),
     NodeState.OTHER_CONFIG: Finding(

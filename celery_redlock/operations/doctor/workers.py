@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.operations.doctor.rule import (
     ERROR,
     NOTE,
@@ -86,7 +87,7 @@ def nodes(case: Case) -> Iterator[Finding]:
             f"The locks of {', '.join(workers)} are on {', '.join(sorted(theirs))}, "
             f"and those of this app on {', '.join(sorted(ours))}: {effect}.",
             "Stop these workers, or give all clients one list. Move to other nodes "
-            "with `celery -A proj redlock reconfigure`, before any client has the new "
+            f"with `{COMMAND} reconfigure`, before any client has the new "
             "list.",
         )
 
