@@ -33,6 +33,7 @@ before its message is sent, and gets a number that is greater than all before it
        │
        └─► join: "none is before you" ──► try for the lock ──► leave ──► run
                  "1 is before you" ──► return to the queue, as a refused call
+                 too few nodes answer ──► an outage: it does not run in order
 
 A number that a majority knows is known by one node at least of each later majority. So
 here the highest count of calls that are before counts, and not the median. The next
@@ -46,6 +47,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from celery_redlock.locks.failure import unreachable
 from celery_redlock.scripts import (
     FIRST_IN_BACKLOG,
     JOIN_BACKLOG,
@@ -103,6 +105,9 @@ def join_backlog(  # noqa: PLR0913  (each names one thing)
     Returns:
         The place, by the median of the nodes that answered; None if none did. In order
         it is the last place that a node names.
+
+    Raises:
+        QuorumUnreachable: In order, fewer nodes than a majority answered.
     """
     request = redlock.nodes.ask(
         JOIN_BACKLOG,
@@ -111,6 +116,13 @@ def join_backlog(  # noqa: PLR0913  (each names one thing)
         done_when=majority_answered,
     )
     answers = _answers(request)
+    if in_order and (not answers or len(answers[0]) < request.ballot.quorum):
+        raise unreachable(
+            key,
+            request.ballot,
+            node_timeout=redlock.timing.node_timeout,
+            config=redlock.guard.config,
+        )
     if not answers:
         return None
     *numbers, firsts = answers

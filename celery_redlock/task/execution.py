@@ -373,10 +373,11 @@ class Execution(TaskLock):
             drop_if_sent_twice(self.call)
         wait: float | None = 0.0
         while wait is not None:
-            if (before := self._line.call_before()) is not None:
+            before = self._line.call_before()
+            if isinstance(before, LockHeld):
                 wait = self._when_held(before, phase="queued")
                 continue
-            tried = self._try(wait)
+            tried = before or self._try(wait)
             if not isinstance(tried, LockUnavailable):
                 self._end_outage()
                 if self._may_run() and self._holds(tried):

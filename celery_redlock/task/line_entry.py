@@ -29,7 +29,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.errors import DuplicateTask, LockHeld
+from celery_redlock.errors import DuplicateTask, LockHeld, QuorumUnreachable
 from celery_redlock.line.backlog import (
     MARGIN,
     join_backlog,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from celery.exceptions import Ignore
 
-    from celery_redlock.errors import RedlockError
+    from celery_redlock.errors import LockUnavailable, RedlockError
     from celery_redlock.line.backlog import Place
     from celery_redlock.task.call import Call
     from celery_redlock.task.interrupt import Interrupter
@@ -126,15 +126,19 @@ class LineEntry:
             return None
         return max(0.0, self._redlock.clock.wall() - self._refused / 1e6)
 
-    def call_before(self) -> LockHeld | None:
+    def call_before(self) -> LockUnavailable | None:
         """Return a refusal by the first call of the line; None if this call is first.
 
         A call that has ended in another way, says its result, loses its place here. A
-        call that is first stays first, so it is not asked about again.
+        call that is first stays first, so it is not asked about again. Where too few
+        nodes tell, that is the refusal: the next votes may be for its lock.
         """
         call = self.call
         for left in reversed(range(_MOST_BEFORE * self._is_in_order)):
-            place = self._place = self._join_backlog(call.key)
+            try:
+                place = self._place = self._join_backlog(call.key)
+            except QuorumUnreachable as outage:
+                return outage.with_traceback(None)
             if place is None or not place.before:
                 break
             if left and call.has_ended(place.first):

@@ -41,6 +41,7 @@ class Rules:
 
     Attributes:
         every_count: The highest count of calls that are before counts, of all replies.
+        majority_tells: A call does not run if fewer nodes than a majority tell it that.
         greatest: A node gives a greater number than all that it has given.
         settles: Replies that differ are settled: all nodes get the greatest number.
         numbers_first: A call is sent when a majority has numbered it, not before.
@@ -49,6 +50,7 @@ class Rules:
     """
 
     every_count: bool = True
+    majority_tells: bool = True
     greatest: bool = True
     settles: bool = True
     numbers_first: bool = True
@@ -230,7 +232,8 @@ class Line:
         self, state: State, which: int, call: Call
     ) -> Iterator[tuple[str, State]]:
         """Ask each majority: ``join_backlog`` on its nodes, as one step."""
-        for asked in combinations(self._all, self._quorum):
+        needed = self._quorum if self._rules.majority_tells else 1
+        for asked in combinations(self._all, needed):
             joined, counts = state, []
             for index in asked:
                 node = _with_place(state.nodes[index], which, call.number)

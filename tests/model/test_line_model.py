@@ -51,6 +51,7 @@ def test_line_keeps_order_and_ends_with_its_calls(name: str) -> None:
     ("rules", "violation"),
     [
         (Rules(every_count=False), "call 1 runs before call 0"),
+        (Rules(majority_tells=False), "call 1 runs before call 0"),
         (Rules(greatest=False), "call 1 runs before call 0"),
         (Rules(settles=False), "runs before call"),
         (Rules(numbers_first=False), "call 1 runs before call 0"),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from celery_redlock.errors import QuorumUnreachable
 from celery_redlock.line.backlog import (
     Place,
     is_first,
@@ -138,6 +141,14 @@ def test_place_in_order_is_the_last_that_a_node_names(site: Site) -> None:
     assert not is_first(site.redlock, "k", "b")
     leave_backlog(site.redlock, "k", "a", in_order=True)
     assert is_first(site.redlock, "k", "b")
+
+
+def test_minority_gives_no_place_in_order(site: Site) -> None:
+    """It may not know the calls that are before."""
+    site.nodes.partition(0, 1, 2)
+
+    with pytest.raises(QuorumUnreachable, match="Only 2 of 5 nodes gave a vote on 'k'"):
+        join_backlog(site.redlock, "k", "a", since=50, in_order=True)
 
 
 def test_minority_gives_no_number(site: Site) -> None:

@@ -12,6 +12,7 @@ from kombu.exceptions import EncodeError
 
 from celery_redlock import singleton_task
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.errors import QuorumUnreachable
 from tests.unit.tasks.support import HOUR, KEY, run_until_stopped
 
 if TYPE_CHECKING:
@@ -77,6 +78,20 @@ def test_call_that_returns_after_a_lost_lock_is_first_again(worker: Worker) -> N
 
     assert worker.run(job, 1, id=first.id).state == "RETRY"
     assert places(worker) == [first.id, second.id]
+
+
+def test_call_that_cannot_learn_its_place_does_not_run(worker: Worker) -> None:
+    """Nodes that vote on its lock need not have told who is before it: an outage."""
+    task = ordered(worker, on_backend_error="raise")
+    task.delay(1)
+    second = task.delay(2)
+    for node in worker.nodes.nodes:
+        node.memory.redis.set(f"redlock:backlog:{KEY}".encode(), b"theirs")
+
+    run = worker.run(task, 2, id=second.id)
+
+    assert run.state == "FAILURE"
+    assert isinstance(run.result, QuorumUnreachable)
 
 
 def test_refusal_names_the_call_that_is_first(worker: Worker) -> None:
