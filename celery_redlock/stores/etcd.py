@@ -291,7 +291,7 @@ class Etcd(CompareAndSwapStore):
             or needs.names != needs.exclusive
             or not parts <= self._states.keys()
             or needs.names & self._states.keys()
-            or needs.names & self._seen
+            or (needs.names - self._locks.keys()) & self._seen
             or len(needs.names) > _MOST_READ
             or observed_at is None
             or now - observed_at > _TIME_KEPT
@@ -326,7 +326,7 @@ class Etcd(CompareAndSwapStore):
         if len(self._seen) > _REMEMBERED:
             self._seen.clear()
         self._seen -= needs.names
-        self._seen |= needs.names & {c.name for c in cells} - self._locks.keys()
+        self._seen |= needs.names & {cell.name for cell in cells}
         for name in needs.parts:
             known = [
                 cell
@@ -339,24 +339,14 @@ class Etcd(CompareAndSwapStore):
             self._states[name] = _State(self._revision, versions, known)
 
     def _remember_commit(self, changes: Changes, needs: Needs, revision: str) -> None:
-        for name, field in (*changes.removed, *changes.written):
-            if not is_counter(field):
-                self._forget({name})
-        self._forget(changes.wiped)
         self._seen -= changes.wiped & needs.own
+        for name in changes.wiped | {name for name, _ in changes.written}:
+            self._locks.pop(name, None)
         for (name, field), cell in changes.written.items():
             if field == HEAD and name in needs.own and cell.kind == STRING:
                 self._locks[name] = revision, cell
-                self._seen.discard(name)
-            elif field == HEAD:
-                self._seen.add(name)
         while len(self._locks) > _REMEMBERED:
             del self._locks[next(iter(self._locks))]
-
-    def _forget(self, names: Iterable[bytes]) -> None:
-        for name in names:
-            self._locks.pop(name, None)
-            self._states.pop(name, None)
 
     # -- the end of a transaction ----------------------------------------------------
 
@@ -379,7 +369,6 @@ class Etcd(CompareAndSwapStore):
         if header["cluster_id"].encode() != self._replid:
             raise StoreError("was replaced by another cluster; is there a proxy?")
         if not reply.get("succeeded", False):
-            self._forget({*needs.names, *needs.states})
             self._refused = (needs, reply) if asked_for else (None, {})
             return False
         self._remember_commit(changes, needs, header["revision"])

@@ -314,17 +314,7 @@ class ZooKeeper(CompareAndSwapStore):
             # By a clock that was set back meanwhile, it may not have.
             time = self._time(is_asked=True)
         keys = self._keyspace(needs, cells, time, self)
-        if len(self._seen) > _REMEMBERED:
-            self._seen.clear()
-        self._seen -= needs.rare | needs.own
-        found = (needs.rare | needs.own) & self._heads.keys()
-        self._seen |= found - self._memory.keys()
-        for place in self._counters.keys() & self._versions.keys():
-            left = self._counters[place]
-            is_steady = left.version == self._versions[place]
-            self._counters[place] = left._replace(is_steady=is_steady)
-        for name in parts & self._heads.keys():
-            self._memory[name] = self._versions[name, HEAD], self._heads[name]
+        self._remember_read(needs, cells)
         return keys
 
     def _time(self, *, is_asked: bool = False) -> ServerTime:
@@ -391,7 +381,28 @@ class ZooKeeper(CompareAndSwapStore):
             return None
         return self._keyspace(needs, cells, time, None)
 
-    def _remember(
+    def _remember_read(self, needs: Needs, cells: Iterable[Cell]) -> None:
+        """Update what is remembered of the znodes that were read."""
+        if len(self._seen) > _REMEMBERED:
+            self._seen.clear()
+        self._seen -= needs.rare | needs.own
+        self._seen |= (needs.rare | needs.own) & self._heads.keys()
+        for name in needs.names | needs.states.keys():
+            head = self._heads.get(name)
+            known = head and (self._versions[name, HEAD], head)
+            if known and name in needs.parts:
+                self._memory[name] = known
+            elif known != self._memory.get(name):
+                self._memory.pop(name, None)
+        found = {(cell.name, cell.field): cell for cell in cells}
+        for place in self._counters.keys() & self._versions.keys():
+            left = self._counters[place]
+            # By the number, too: a counter that was made anew may have its version.
+            read = self._versions[place], found.get(place)
+            is_steady = (left.version, left.cell) == read
+            self._counters[place] = left._replace(is_steady=is_steady)
+
+    def _remember_commit(
         self,
         heads: dict[bytes, _Head],
         gone: set[bytes],
@@ -461,7 +472,7 @@ class ZooKeeper(CompareAndSwapStore):
         return self._read(places)
 
     def _commit(self, keys: StoreKeyspace, needs: Needs) -> bool:
-        changes, before = keys.changes, self._versions
+        changes = keys.changes
         written = {
             place: encoded(cell)
             for place, cell in changes.written.items()
@@ -469,7 +480,7 @@ class ZooKeeper(CompareAndSwapStore):
         }
         gone = {
             place
-            for place, version in before.items()
+            for place, version in self._versions.items()
             if version != _MISSING
             and place not in changes.written
             and (place[0] in changes.wiped or place in changes.removed)
@@ -490,11 +501,7 @@ class ZooKeeper(CompareAndSwapStore):
         is_done, is_time_right = self._committed(transaction)
         if is_done:
             ended = {name for name, field in gone if field == HEAD}
-            self._remember(heads, ended, changes.written, needs)
-        else:
-            for place in before:
-                self._memory.pop(place[0], None)
-                self._counters.pop(place, None)
+            self._remember_commit(heads, ended, changes.written, needs)
         # An error of the sweep must not hide what the commit has done.
         with suppress(KazooException, KazooTimeoutError):
             self._sweep()

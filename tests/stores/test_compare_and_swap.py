@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.scripts import GRANTED, MISCONFIGURED, TAKEN
 from celery_redlock.stores.connection import store_of
 from tests.stores.changes import (
@@ -46,6 +47,7 @@ class Site:
     def __init__(self, kind: str, connect: Callable[[], Store], lock: bytes) -> None:
         self.lock, self.meta = lock, lock + b":meta"
         self.ours, self.others = connect(), connect()
+        self._kind = kind
         # Without a read, once a client knows the lock.
         self._acquire = acquire_now if kind == "etcd" else acquire
 
@@ -59,6 +61,15 @@ class Site:
         for _ in range(3):
             self.ours.run([self.take(b"before")])
             self.ours.run([release(self.lock, b"before")])
+
+    def set_ahead(self) -> None:
+        """Let our client have read the time before the clock was set back by 90 s."""
+        self.ours.run([[b"GET", self.lock + b":none"]])
+        ours: Any = self.ours
+        clock = ours._clock if self._kind == "zookeeper" else ours._members[0].clock  # noqa: SLF001
+        now = SYSTEM_CLOCK.monotonic()
+        ahead = clock.read(now).latest_us / 1e6 + 90.0
+        clock.observe(now, now, ahead, ahead)
 
 
 @pytest.fixture(params=["etcd", "zookeeper"])
@@ -190,6 +201,66 @@ def test_no_reply_comes_from_memory_alone(
     site.others.run([site.take(token)])
     set_time(NOW_US + 70_000_000)
     assert site.ours.run([release(site.lock, token)]) == [1]
+
+
+def test_lock_of_our_own_has_not_ended_by_a_time_before_the_clock_was_set_back(
+    site: Site,
+) -> None:
+    """Another holder of the same client asks for the time before it takes the lock."""
+    site.know()
+    assert site.ours.run([site.take(b"ours")])[0][0] == GRANTED
+    site.set_ahead()
+    assert site.ours.run([site.take(b"theirs")])[0][0] == TAKEN
+    assert site.others.run([release(site.lock, b"ours")]) == [1]
+
+
+def test_lost_lock_is_not_assumed_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read after a refusal replaces what the client remembers."""
+    renewal = extend(site.lock, site.meta, b"ours")
+    site.ours.run([site.take(b"ours")])
+    for change in (
+        [b"DEL", site.lock],
+        [b"SET", site.lock, b"theirs\n1\nx", b"PX", b"60000"],
+    ):
+        site.others.run([change])
+    replies: list[Any] = []
+
+    def act() -> None:
+        replies.extend(site.ours.run([renewal]))
+
+    sent = [requests_of(monkeypatch, site.ours, act) for _ in range(2)]
+    assert [reply[:2] for reply in replies] == [[TAKEN, b"theirs\n1\nx"]] * 2
+    assert [requests.count("write") for requests in sent] == [1, 0]
+
+
+def test_change_of_the_state_is_read_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next grant rests on what the client has read after the refusal."""
+    site.know()
+    site.others.run([[b"HSET", site.meta, b"floor", b"6"]])
+    sent: list[list[str]] = []
+    for _ in range(2):
+        act = lambda: site.ours.run([site.take(b"ours")])  # noqa: E731
+        sent.append(requests_of(monkeypatch, site.ours, act))
+        site.ours.run([release(site.lock, b"ours")])
+    assert sent == [["write", "read", "write"], ["write"]]
+
+
+def test_lock_that_was_released_after_a_read_is_taken_without_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that holds a lock from before it connected again reads it once."""
+    site.know()
+    taken = site.others.run([site.take(b"ours", stripe=b"4")])
+    assert taken[0][0] == GRANTED
+    renewal = extend(site.lock, site.meta, b"ours")
+    assert site.ours.run([renewal]) == [[GRANTED, 0]]
+    for command in (release(site.lock, b"ours"), site.take(b"ours")):
+        act = lambda: site.ours.run([command])  # noqa: B023, E731
+        assert requests_of(monkeypatch, site.ours, act) == ["write"]
 
 
 def test_release_does_not_assume_twice_that_no_client_waits(

@@ -264,6 +264,80 @@ def test_lock_that_others_take_meanwhile_is_read(
     assert replies[2] == [GRANTED, 12]
 
 
+def test_session_reads_a_counter_that_it_shares_with_others(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that fails is a write: after the first one it assumes nothing of it."""
+    store, others = connect(), connect()
+    meta, lock = b"shares:meta", b"shares"
+    vote(store, meta)
+    ours = acquire(lock, meta, b"ours", b"3")
+    act = lambda: store.run([ours])  # noqa: E731
+    first: list[str] = []
+    for _ in range(3):
+        store.run([ours])
+        store.run([release(lock, b"ours")])
+    for _ in range(4):
+        others.run([acquire(b"shares:theirs", meta, b"theirs", b"3")])
+        others.run([release(b"shares:theirs", b"theirs")])
+        first.append(requests_of(monkeypatch, store, act)[0])
+        store.run([release(lock, b"ours")])
+    assert first == ["Transaction", "Sync", "Sync", "Sync"]
+
+
+def test_counter_that_was_made_anew_with_its_version_is_not_the_old_one(
+    connect: Callable[[], ZooKeeper],
+) -> None:
+    """The node was reset. A refused client has read that, and has written nothing."""
+    store, others = connect(), connect()
+    meta = b"reset:meta"
+    vote(store, meta)
+    for _ in range(3):
+        store.run([acquire(b"reset", meta, b"ours", b"3")])
+        store.run([release(b"reset", b"ours")])
+    others.run([acquire(b"reset:theirs", meta, b"theirs", b"4")])
+    store.run([acquire(b"reset:theirs", meta, b"ours", b"4")])  # now it reads this key
+    version = raised(others, meta)
+    others.run([[b"DEL", meta]])
+    vote(others, meta)
+    for _ in range(version):
+        others.run([[b"HSET", meta, b"3", b"900"]])
+    assert raised(others, meta) == version
+    store.run([acquire(b"reset:theirs", meta, b"ours", b"3")])
+    assert store.run([acquire(b"reset", meta, b"ours", b"3")]) == [[GRANTED, 901]]
+
+
+def test_counter_of_another_memory_is_read_after_a_break(
+    connect: Callable[[], ZooKeeper],
+) -> None:
+    """A backup may have the same versions, with other data."""
+    store, others = connect(), connect()
+    meta = b"backup:meta"
+    vote(store, meta)
+    for _ in range(3):
+        store.run([acquire(b"backup", meta, b"ours", b"3")])
+        store.run([release(b"backup", b"ours")])
+    version = raised(others, meta)
+    path = zookeeper._path(meta, b".3")  # noqa: SLF001  (as a backup has it)
+    client: Any = others._client  # noqa: SLF001
+    data = client.get(path)[0]
+    client.delete(path)
+    client.create(path, data.replace(b"10", b"900"))
+    for _ in range(version):
+        client.set(path, data.replace(b"10", b"900"))
+    store._client._connection._socket.shutdown(socket.SHUT_RDWR)  # noqa: SLF001
+    until(lambda: store._breaks and store._client.connected)  # noqa: SLF001
+    store.run([acquire(b"backup:first", meta, b"ours", b"4")])
+    assert store.run([acquire(b"backup", meta, b"ours", b"3")]) == [[GRANTED, 901]]
+
+
+def raised(store: ZooKeeper, meta: bytes) -> int:
+    """Return how often the counter 3 was changed since it was made."""
+    path = zookeeper._path(meta, b".3")  # noqa: SLF001  (the version is the point)
+    version: int = store._client.get(path)[1].version  # noqa: SLF001
+    return version
+
+
 def test_batch_is_read_if_one_of_its_scripts_asks_for_more(
     connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
