@@ -34,6 +34,7 @@ from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.basics.text import is_port
 from celery_redlock.scripts.keyspace import STRING
 from celery_redlock.stores.commands import add_needs, run
+from celery_redlock.stores.connection import StoreError
 from celery_redlock.stores.keyspace import Cell, Loader, NotRemembered, StoreKeyspace
 from celery_redlock.stores.needs import Needs
 
@@ -55,11 +56,14 @@ class CompareAndSwapStore(Loader, Protocol):
 
     Attributes:
         _replid: The name of the memory of the store, as in `StoreKeyspace`.
+        _may_be_done: Whether a commit was sent for the commands that run, and not
+            refused.
         _reads_newest: Whether each snapshot has all commits of before. If not, scripts
             that might change something, and do not, run again on one that has.
     """
 
     _replid: bytes
+    _may_be_done: bool = False
     _reads_newest: bool = True
 
     @classmethod
@@ -89,6 +93,15 @@ class CompareAndSwapStore(Loader, Protocol):
         """
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
+        """Carry commands out, and return the replies. A refusal is one, too."""
+        self._may_be_done = False
+        try:
+            return self._run(commands)
+        except StoreError as error:
+            error.may_be_done = self._may_be_done
+            raise
+
+    def _run(self, commands: Sequence[Command]) -> list[Any]:
         """Carry commands out, and return the replies.
 
         All in one transaction; but if they are too many for one, or meet changes of
@@ -118,7 +131,7 @@ class CompareAndSwapStore(Loader, Protocol):
         if is_one:
             return [ErrorReply("BUSY other processes change the same keys")]
         half = len(commands) // 2
-        return [*self.run(commands[:half]), *self.run(commands[half:])]
+        return [*self._run(commands[:half]), *self._run(commands[half:])]
 
     def _run_remembered(
         self, commands: Sequence[Command], needs: Needs

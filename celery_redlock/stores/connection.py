@@ -55,7 +55,12 @@ class StoreError(Exception):
     """The store cannot be used. The text reads on after the node's name.
 
     Where the remedy is another one than to start the server, it follows a semicolon.
+
+    Attributes:
+        may_be_done: Whether what was asked for may be done nevertheless.
     """
+
+    may_be_done = True
 
 
 class Store(Protocol):

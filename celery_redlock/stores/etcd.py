@@ -86,9 +86,10 @@ _LISTENER_TTL = 10  # seconds
 _ELECTION_PAUSE = 0.1  # seconds
 _OPTIONS = ("ca", "cert", "key")
 _NO_PERMISSION = "permission denied"
+_FULL = "space exceeded"
 # What etcd says under an alarm -> the same, after the name of the node.
 _ALARMS = {
-    "space exceeded": "is full (NOSPACE) and takes no changes; compact its history "
+    _FULL: "is full (NOSPACE) and takes no changes; compact its history "
     "(--auto-compaction-mode=periodic), defragment it, raise --quota-backend-bytes, "
     "and run `etcdctl alarm disarm`",
     "corrupt cluster": "has members with different data (CORRUPT) and answers no "
@@ -122,6 +123,10 @@ _TIME_DIGITS = 16
 
 class _NotKnown(Exception):  # noqa: N818  (no error: it is read)
     """Whether a commit was done is not known."""
+
+
+class _RefusedError(StoreError):
+    """etcd refuses a request, which it has not carried out."""
 
 
 class Etcd(CompareAndSwapStore):
@@ -193,7 +198,8 @@ class Etcd(CompareAndSwapStore):
     def _denied(self) -> str:
         """Return that our user may not write, or ``""``.
 
-        etcd looks at the permissions of a transaction, also of what it will not do.
+        etcd looks at the permissions of a transaction, also of what it will not do. One
+        that is full refuses it, and releases locks nevertheless.
         """
         heads = (_CELLS, _LISTENERS, _MESSAGES)
         never = {"target": "VERSION", "result": "LESS", "version": "0"}
@@ -204,26 +210,32 @@ class Etcd(CompareAndSwapStore):
         except StoreError as error:
             if _NO_PERMISSION in str(error):
                 return "does not let our user write below redlock/"
-            raise
+            if str(error) != _ALARMS[_FULL]:
+                raise
         return ""
 
     # -- a transaction ---------------------------------------------------------------
 
-    def run(self, commands: Sequence[Command]) -> list[Any]:
-        """Carry commands out, and return the replies. A refusal is one, too."""
+    def _run(self, commands: Sequence[Command]) -> list[Any]:
         if len(commands) == 1:
             parts = split_release(commands[0], _MOST_RELEASED)
             if len(parts) > 1:
-                replies = [self.run([part])[0] for part in parts]
+                replies = [self._run([part])[0] for part in parts]
                 errors = [one for one in replies if isinstance(one, ErrorReply)]
                 return [errors[0] if errors else max(replies)]
         try:
-            return super().run(commands)
-        except StoreError as error:
-            if _NO_PERMISSION not in str(error):
+            return super()._run(commands)
+        except _RefusedError as refusal:
+            if self._may_be_done:  # by an earlier try
                 raise
-            denied = "NOPERM our user may not read and write below redlock/"
-            return [ErrorReply(denied) for _ in commands]
+            words = str(refusal)
+            if _NO_PERMISSION in words:
+                words = "NOPERM our user may not read and write below redlock/"
+            elif words in _ALARMS.values():
+                words = f"ERR it {words}"
+            else:  # another connection may be let in
+                raise
+            return [ErrorReply(words) for _ in commands]
 
     def _fits(self, needs: Needs) -> bool:
         return len(needs.locked) <= _MOST_READ
@@ -357,18 +369,21 @@ class Etcd(CompareAndSwapStore):
         body = {"compare": compare, "success": ops}
         if asked_for:
             body["failure"] = [{"request_range": one} for one in asked_for]
+        may_be_done, self._may_be_done = self._may_be_done, True
         try:
             reply = self._call("/kv/txn", body, is_commit=True)
         except _NotKnown:
-            return False  # it may be done; what is remembered is compared again
-        except StoreError as error:
-            if "lease not found" in str(error):  # a listener has ended
+            return False  # what is remembered is compared again
+        except _RefusedError as refusal:
+            self._may_be_done = may_be_done
+            if "lease not found" in str(refusal):  # a listener has ended
                 return False
             raise
         header = reply["header"]
         if header["cluster_id"].encode() != self._replid:
             raise StoreError("was replaced by another cluster; is there a proxy?")
         if not reply.get("succeeded", False):
+            self._may_be_done = may_be_done
             self._refused = (needs, reply) if asked_for else (None, {})
             return False
         self._remember_commit(changes, needs, header["revision"])
@@ -585,6 +600,7 @@ class Etcd(CompareAndSwapStore):
         snapshot.
 
         Raises:
+            _RefusedError: They refuse it.
             StoreError: No member has done it.
             _NotKnown: It is a commit, which may have been done.
         """
@@ -603,9 +619,9 @@ class Etcd(CompareAndSwapStore):
                     return reply
                 for sign, words in _ALARMS.items():
                     if sign in reason:
-                        raise StoreError(words)
+                        raise _RefusedError(words)
                 if _is_refusal(reason) or (is_commit and failure.is_refused):
-                    raise StoreError(f"refused the request: {reason}")
+                    raise _RefusedError(f"refused the request: {reason}")
                 # If it is frozen, it costs a time limit each time.
                 self._members.append(self._members.pop(0))
                 if is_commit:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _API = "/v3"
+_CANCELED = 408, 499  # by a member that stops: whether it was done is not known
 _READ_SIZE = 1 << 16  # more than a record of TLS has
 _UNREACHABLE = "it cannot be reached"
 _NO_HTTP = "it speaks no HTTP; is this the port for clients of etcd?"
@@ -342,6 +343,7 @@ def _refusal(status: int, text: bytes) -> MemberError:
         first = text.decode(errors="replace").strip().partition("\n")[0][:200]
         reason = f"HTTP {status} {first}".strip()
     is_refused = BAD_REQUEST <= status < INTERNAL_SERVER_ERROR
+    is_refused = is_refused and status not in _CANCELED
     return MemberError(reason, is_up=True, is_refused=is_refused)
 
 

@@ -233,8 +233,8 @@ class ZooKeeper(CompareAndSwapStore):
         finally:
             _end(client)
 
-    def run(self, commands: Sequence[Command]) -> list[Any]:
-        """Carry commands out in one transaction, and return the replies.
+    def _run(self, commands: Sequence[Command]) -> list[Any]:
+        """Carry commands out, and return the replies.
 
         When a server has gone, its session goes on at another one, and so do the
         commands: they run again, until the timeout is over.
@@ -242,12 +242,14 @@ class ZooKeeper(CompareAndSwapStore):
         give_up_at = SYSTEM_CLOCK.monotonic() + self._timeout
         while True:
             try:
-                return super().run(commands)
-            except NoAuthError:
-                denied = f"NOPERM our user may not read and write below {_ROOT}"
-                return [ErrorReply(denied) for _ in commands]
-            except _RefusedError as refusal:
-                return [ErrorReply(f"ERR it {refusal}") for _ in commands]
+                return super()._run(commands)
+            except (NoAuthError, _RefusedError) as refusal:
+                words = f"ERR it {refusal}"
+                if isinstance(refusal, NoAuthError):
+                    words = f"NOPERM our user may not read and write below {_ROOT}"
+                if self._may_be_done:  # by an earlier try
+                    raise StoreError(words) from None
+                return [ErrorReply(words) for _ in commands]
             except (KazooException, KazooTimeoutError) as error:
                 is_gone = isinstance(error, ConnectionLoss)
                 if isinstance(error, KazooTimeoutError):
@@ -579,8 +581,11 @@ class ZooKeeper(CompareAndSwapStore):
             _RefusedError: It was refused, and would be again.
         """
         sent_at = SYSTEM_CLOCK.monotonic()
+        may_be_done, self._may_be_done = self._may_be_done, True
         results = transaction.commit_async().get(timeout=self._timeout)
         failed = [one for one in results if isinstance(one, Exception)]
+        if failed:
+            self._may_be_done = may_be_done
         for error in failed:
             if isinstance(error, NoAuthError):
                 raise error

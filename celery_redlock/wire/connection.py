@@ -47,7 +47,13 @@ _MOST_UNSENT = 1 << 22  # bytes: a node that takes no more than this is gone
 
 
 class ConnectionLost(Exception):  # noqa: N818  (ends a connection; never leaves wire)
-    """A connection cannot be used any more. The text reads on after the node's name."""
+    """A connection cannot be used any more. The text reads on after the node's name.
+
+    Attributes:
+        may_be_done: Whether the requests in flight may be done nevertheless.
+    """
+
+    may_be_done = True
 
 
 @dataclass(frozen=True, slots=True)

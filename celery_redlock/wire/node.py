@@ -250,7 +250,7 @@ class Node:
         try:
             self._enter_replies(conversation)
         except ConnectionLost as error:
-            self._drop(str(error))
+            self._drop(str(error), may_be_done=error.may_be_done)
             return
         except UnreadableReply as error:
             self._drop(f"does not speak the protocol of Redis: {error}")
@@ -266,7 +266,7 @@ class Node:
         try:
             conversation.connection.flush()
         except ConnectionLost as error:
-            self._drop(str(error))
+            self._drop(str(error), may_be_done=error.may_be_done)
             return
         if conversation.connection.events != conversation.events:
             self._wait_for(conversation)
@@ -350,7 +350,7 @@ class Node:
         try:
             connection.send(requests, packed)
         except ConnectionLost as error:
-            self._drop(str(error))
+            self._drop(str(error), may_be_done=error.may_be_done)
             return
         if owes_none:
             conversation.silent_since = self._clock.monotonic()
@@ -410,8 +410,13 @@ class Node:
 
     # -- the connection ----------------------------------------------------------
 
-    def _drop(self, reason: str) -> None:
-        """End the conversation, if there is one."""
+    def _drop(self, reason: str, *, may_be_done: bool = True) -> None:
+        """End the conversation, if there is one.
+
+        Args:
+            reason: Why, in words.
+            may_be_done: Whether the requests in flight may be done nevertheless.
+        """
         self._down_because, self.suspect = reason, False
         ended = self._conversation
         if ended is None:
@@ -422,15 +427,17 @@ class Node:
             with contextlib.suppress(KeyError, ValueError):  # it has ended
                 self._selector.unregister(ended.connection.sock)
         ended.connection.close()
-        self._end(ended, reason)
+        self._end(ended, reason, may_be_done=may_be_done)
         self._conversation = None  # last: until then an interruption finds it
 
-    def _end(self, ended: _Conversation, reason: str) -> None:
+    def _end(
+        self, ended: _Conversation, reason: str, *, may_be_done: bool = True
+    ) -> None:
         """Enter that the requests in flight failed; owe those that must arrive."""
         now = self._clock.monotonic()
         for request in list(ended.pending):
             self._pending_releases.add(request, now)
-            request.fail(self._index, reason, was_asked=True)
+            request.fail(self._index, reason, was_asked=may_be_done)
 
     def _connecting_failed(self, reason: str) -> None:
         if self._conversation is None:

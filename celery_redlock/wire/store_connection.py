@@ -168,7 +168,9 @@ class StoreConnection:
                     self._waits = waits
                     return
         except StoreError as error:
-            raise ConnectionLost(str(error)) from None
+            lost = ConnectionLost(str(error))
+            lost.may_be_done = error.may_be_done
+            raise lost from None
         finally:
             self._used.release()
             if self._is_closed:

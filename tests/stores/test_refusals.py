@@ -381,11 +381,44 @@ def test_full_etcd_is_told_with_its_remedy(small_etcd: str) -> None:
         with pytest.raises(StoreError, match="is full"):
             fill(small_etcd)
 
-        with pytest.raises(QuorumUnreachable, match=r"is full \(NOSPACE\)"):
-            redlock.acquire("k")
+        for _ in range(2):
+            with pytest.raises(QuorumUnreachable, match=r"is full \(NOSPACE\)") as it:
+                redlock.acquire("k")
+            assert "Nothing is held. " in str(it.value)
         found = {it.fact: it.remedy for it in diagnose(redlock, span=0.1)}
         (remedy,) = (found[fact] for fact in found if "is full" in fact)
     assert "etcdctl alarm disarm" in remedy
+
+
+def test_full_etcd_still_releases_locks(small_etcd: str) -> None:
+    """A deletion takes no room, also on a connection that is made meanwhile."""
+    with (
+        closing(Redlock([small_etcd], **PATIENT)) as holder,
+        closing(Redlock([small_etcd], **PATIENT)) as later,
+    ):
+        first, second = holder.acquire("a"), holder.acquire("b")
+        with pytest.raises(StoreError, match="is full"):
+            fill(small_etcd)
+        assert holder.release(first) == 1
+        assert later.release(second) == 1
+
+
+@pytest.mark.long
+def test_acquire_that_no_member_was_sent_is_told_so(etcd: str) -> None:
+    """An operator has changed the password: what the client asked for is not done."""
+    url = etcd.format(f"redlock:{SECRET}%20right@")
+    change, right = "/auth/user/changepw", f"{SECRET} right"
+    operator = Etcd(etcd.format(f"root:{SECRET}%20right@"), 5.0)
+    with closing(operator), closing(Redlock([url], **PATIENT)) as redlock:
+        redlock.initialize()
+        redlock.release(redlock.acquire("k"))
+        operator._call(change, {"name": "redlock", "password": "another"})  # noqa: SLF001
+        try:
+            with pytest.raises(QuorumUnreachable, match="authentication") as it:
+                redlock.acquire("k")
+        finally:
+            operator._call(change, {"name": "redlock", "password": right})  # noqa: SLF001
+    assert "Nothing is held. " in str(it.value)
 
 
 def test_etcd_without_a_majority_is_told_by_its_members() -> None:

@@ -81,9 +81,10 @@ def refused_writes(report: NodeReport, _: Case) -> Iterator[Finding]:
     status = report.status
     named = report.lacks_commands or status.info.get("denied")  # findings themselves
     if status.state is NodeState.REFUSES and not named:
-        remedies = (it for sign, it in _WRITES.items() if sign in status.reason)
-        remedy = next(remedies, _LOG)
-        yield Finding("refused-writes", ERROR, status.reason, remedy)
+        fact, *advice = status.reason.split("; ", 1)
+        remedies = (it for sign, it in _WRITES.items() if sign in fact)
+        remedy = next(remedies, as_sentence("".join(advice)) if advice else _LOG)
+        yield Finding("refused-writes", ERROR, fact, remedy)
 
 
 @rule("Node", skipped_at_start=True)
