@@ -80,9 +80,11 @@ class GatedScheduler(_Base):
     def _continue(self, entry: ScheduleEntry) -> dict[str, int]:
         """Set the last run of an entry. Return it by name if a slot is to come."""
         try:
-            recorded, earliest = self._recorded_until(entry), self.term.earliest
-            since = cut_to_window(entry.schedule, recorded, earliest)
-            self._log_missed(entry)
+            handled = self._recorded_until(entry)
+            handled = max(handled, inner_schedulers.enabled_at(entry))
+            since = cut_to_window(entry.schedule, handled, self.term.earliest)
+            if inner_schedulers.is_enabled(entry):
+                self._log_missed(entry, handled)
             upcoming = next_due(entry.schedule, since)
             # The last run that users see stays if it leads to the same next run.
             if upcoming != next_due(entry.schedule, as_us(entry.last_run_at)):
@@ -240,8 +242,8 @@ class GatedScheduler(_Base):
         earliest = term.earliest
         return [d for d in found if d > sent and (d >= earliest or d <= made)]
 
-    def _log_missed(self, entry: ScheduleEntry) -> None:
-        handled, earliest = self._recorded_until(entry), self.term.earliest
+    def _log_missed(self, entry: ScheduleEntry, handled: int) -> None:
+        earliest = self.term.earliest
         if never_ran(handled, earliest):
             return
         missed = slots_due(entry.schedule, handled, earliest - 1, most=_MOST_MISSED)

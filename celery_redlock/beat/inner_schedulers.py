@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 from celery.utils.imports import load_extension_class_names, symbol_by_name
 
-from celery_redlock.beat.due_entries import as_datetime
+from celery_redlock.beat.due_entries import as_datetime, as_us
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -116,6 +116,21 @@ def set_last_run(scheduler: Scheduler, entry: ScheduleEntry, instant_us: int) ->
     if hasattr(entry, "model"):  # django-celery-beat
         entry.model.last_run_at = when
         scheduler._dirty.add(entry.name)  # noqa: SLF001  (it has no other way)
+
+
+def is_enabled(entry: ScheduleEntry) -> bool:
+    """Tell whether an entry is sent. RedBeat also returns those that are not."""
+    return bool(getattr(entry, "enabled", True))
+
+
+def enabled_at(entry: ScheduleEntry) -> int:
+    """Return when an entry was enabled, if it has not run since then; or 0.
+
+    django-celery-beat forgets the last run of a row that is disabled. In its place it
+    takes the instant of the last change of the row by a user.
+    """
+    changed = getattr(getattr(entry, "model", None), "date_changed", None)
+    return as_us(changed) if changed and entry.last_run_at == changed else 0
 
 
 def runs_once(entry: ScheduleEntry) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shelve
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -276,6 +277,51 @@ def test_entry_that_is_enabled_again_does_not_send_the_slots_between(
     run(MINUTE, beat)
 
     assert site.dues() == ["12:01:00", *expected]
+
+
+class EnabledLate(RecordingScheduler):
+    """A scheduler with a row that was enabled at eleven past noon: see Django's."""
+
+    def setup_schedule(self) -> None:
+        """Take the last change of the row as its last run, as `ModelEntry` does."""
+        super().setup_schedule()
+        self._dirty: set[str] = set()
+        entry: Any = self.schedule["job"]
+        changed = datetime(2026, 11, 21, 12, 11, 10, tzinfo=timezone.utc)
+        row = {"model": SimpleNamespace(date_changed=changed)}
+        entry.__class__ = type("Row", (ScheduleEntry,), row)
+        entry.last_run_at = changed
+
+
+class StillDisabled(RecordingScheduler):
+    """A scheduler with an entry that is disabled, which RedBeat has."""
+
+    def setup_schedule(self) -> None:
+        """Disable the entry."""
+        super().setup_schedule()
+        self.schedule["job"].enabled = False
+
+    def is_due(self, _: ScheduleEntry) -> Any:
+        """Look at the entry again later."""
+        return schedstate(is_due=False, next=5.0)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"), [(EnabledLate, ["12:12:00"]), (StillDisabled, [])]
+)
+def test_slots_while_an_entry_was_disabled_are_not_missed(
+    site: Site, scheduler: type, expected: list[str]
+) -> None:
+    """A beat that starts sends none of them, and warns of none."""
+    first = site.start()
+    run(MINUTE, first)
+    first.stop()
+    site.clock.advance(10 * MINUTE + 20)
+
+    run(MINUTE, site.start(beat_scheduler=scheduler))
+
+    assert site.dues() == ["12:01:00", *expected]
+    assert site.log.messages == []
 
 
 def test_entry_that_gets_another_schedule_does_not_send_that_of_the_past(
