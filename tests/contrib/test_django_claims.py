@@ -81,6 +81,24 @@ def test_claim_is_kept_if_the_transaction_commits(worker: Worker) -> None:
     assert ship.delay(1).id == first.id
 
 
+def test_claim_is_released_if_a_function_for_the_commit_fails(worker: Worker) -> None:
+    """Django drops the later functions, unless the failing one is robust."""
+
+    def fail() -> None:
+        raise ValueError("theirs")
+
+    ship = shipping(worker)
+    with transaction.atomic():
+        transaction.on_commit(fail, robust=True)
+        ship.delay(1)
+    assert is_claimed(worker)
+
+    with contextlib.suppress(ValueError), transaction.atomic():
+        transaction.on_commit(fail)
+        ship.delay(2)
+    assert not is_claimed(worker, 2)
+
+
 def test_claim_is_released_with_its_savepoint(worker: Worker) -> None:
     """A claim from outside of the savepoint is kept."""
     ship = shipping(worker)

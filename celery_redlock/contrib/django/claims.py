@@ -12,6 +12,11 @@ The next attempt may have the same order id. It must not be refused as a duplica
 the job without an order, so a rollback of the transaction, or of the savepoint,
 releases the claim. The job stays in the queue: a broker has no part in a transaction.
 
+The claim is also released if a function of the project fails that was given to
+``on_commit`` before: Django then drops all later ones, as after a rollback. A second
+job can be published then, and the lock keeps the two apart. With ``robust=True`` Django
+goes on after a function that fails.
+
 In a transaction, better use ``ship.delay_on_commit(order.pk)``: it claims and sends
 when the transaction commits, and does nothing if it is rolled back.
 
