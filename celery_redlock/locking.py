@@ -394,9 +394,10 @@ class Hold:
             running_loop,
         )
 
-        self._loop = weakref.ref(running_loop())
+        loop = running_loop()
+        self._loop = weakref.ref(loop)
         steps = self._acquiring(wait, _frame_outside(), cancellation)
-        return await drive(steps, self.redlock.transport)
+        return await drive(steps, self.redlock.transport, loop)
 
     def _acquiring(
         self,

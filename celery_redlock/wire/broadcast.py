@@ -119,7 +119,6 @@ class InFlight:
         unfinished: Those that are not done, as of the last look.
         waits: Whether a caller waits. If not, the call is over when it was sent.
         came_at: Instant at which the caller came.
-        sent_at: Instant from which the nodes are waited for.
         until: Instant at which the call is over; None for the time that nodes may take.
         due_at: Instant at which to judge the call if no reply comes before.
         sends: How many times it was begun to be sent.
@@ -140,7 +139,6 @@ class InFlight:
         "is_sent_before",
         "requests",
         "sends",
-        "sent_at",
         "unfinished",
         "unsent",
         "until",
@@ -160,7 +158,7 @@ class InFlight:
         self.unsent: Sequence[ScriptRequest] = requests if sends else ()
         self.unfinished: Sequence[ScriptRequest] = requests
         self.waits = waits
-        self.came_at = self.sent_at = came_at
+        self.came_at = came_at
         self.until = until
         self.due_at = math.inf
         self.is_sent_before = not sends
@@ -430,7 +428,7 @@ class Exchange:
 
     def _judge(self, call: InFlight) -> None:
         """End the call if all its requests are done, or no node is worth waiting."""
-        unfinished = [r for r in call.unfinished if not r.is_done()]
+        unfinished = [r for r in call.unfinished if not r.ballot.is_done()]
         call.unfinished = unfinished
         if not unfinished:
             self._conclude(call)
@@ -466,7 +464,7 @@ class Exchange:
 
     def _is_worth_waiting(self, requests: Sequence[ScriptRequest]) -> bool:
         if not self._suspects():
-            return any(request.ballot.pending for request in requests)
+            return True  # for the votes without which these are not done
         return any(
             vote is None and not node.suspect
             for request in requests
@@ -559,7 +557,6 @@ class Exchange:
             if not call.waits or call.is_over:
                 call.is_over = True
                 continue
-            call.sent_at = sent_at
             if call.until is None:
                 call.until = sent_at + self._reply_timeout()
             call.due_at = call.until

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import weakref
 
     from celery_redlock.wire.requests import Transport
-    from celery_redlock.wire.steps import Step, Steps
+    from celery_redlock.wire.steps import Steps
 
 
 T = TypeVar("T")
@@ -59,7 +59,22 @@ async def drive(
     result: Any = None
     try:
         while True:
-            result = await _take(steps.send(result), transport, loop)
+            step = steps.send(result)
+            result = None
+            if isinstance(step, Sleep):
+                await asyncio.sleep(step.seconds)
+            elif isinstance(step, Blocking):
+                result = await asyncio.to_thread(step.function)
+            else:
+                future: asyncio.Future[None] = loop.create_future()
+                event = _FutureEvent(future)
+                if isinstance(step, Ask):
+                    transport.begin(step.request, event)
+                    await future
+                else:
+                    step.waiter.notify(event)
+                    await asyncio.wait((future,), timeout=step.seconds)
+                    step.waiter.notify(None)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     finally:
@@ -91,26 +106,6 @@ async def drive_release(
                 transport.send(step.request)
         return None
     return await drive(steps, transport, here)
-
-
-async def _take(
-    step: Step, transport: Transport, loop: asyncio.AbstractEventLoop
-) -> Any:
-    if isinstance(step, Sleep):
-        await asyncio.sleep(step.seconds)
-        return None
-    if isinstance(step, Blocking):
-        return await asyncio.to_thread(step.function)
-    future: asyncio.Future[None] = loop.create_future()
-    event = _FutureEvent(future)
-    if isinstance(step, Ask):
-        transport.begin(step.request, event)
-        await future
-    else:
-        step.waiter.notify(event)
-        await asyncio.wait((future,), timeout=step.seconds)
-        step.waiter.notify(None)
-    return None
 
 
 class _Ended:
