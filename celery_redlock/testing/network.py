@@ -233,6 +233,9 @@ class FakeNodes:
         self.ask(request)
         event.release()
 
+    def wake(self) -> None:
+        """Nothing was left to be sent."""
+
     def drain(self) -> None:
         """Read the replies that have arrived, without waiting."""
         now = self.clock.monotonic()

@@ -777,16 +777,18 @@ class Broadcast(OfOneProcess):
         self._see_through(call)
 
     def begin(self, request: ScriptRequest, event: Event) -> None:
-        """Send one request, and return at once: see ``Transport``."""
+        """Queue one request, and return at once: see ``Transport``."""
         if self.pid != os.getpid():
             self.notice_fork()
         call = InFlight((request,), self._clock.monotonic(), sends=True, waits=True)
         call.event = event
         self._queue.append(call)
-        if self._is_driven or self._engage():
-            self._exchange.wake()
-        else:
+        if not self._is_driven and not self._engage():
             self._see_through(call)  # there can be no thread: this one is blocked
+
+    def wake(self) -> None:
+        """Have the I/O thread send what is queued."""
+        self._exchange.wake()
 
     def send(self, *requests: ScriptRequest) -> None:
         """Send requests to all nodes, in this order: see ``Transport``."""

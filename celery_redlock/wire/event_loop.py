@@ -1,7 +1,8 @@
 """Carry out steps in a coroutine: no thread for each, and no blocked event loop.
 
-Another thread sends and reads, mostly the I/O thread of the broadcast. It tells the
-loop which calls are over. All that are over at the same moment are told at once.
+Another thread sends and reads, mostly the I/O thread of the broadcast. It is woken once
+for all requests of one turn of the loop, so that they leave together. It tells the loop
+which calls are over. All that are over at the same moment are told at once.
 
 A cancelled coroutine closes its steps, which hand their release to the transport. It
 needs no further turn of the loop, so nothing stays locked. The same happens when the
@@ -70,6 +71,7 @@ async def drive(
                 event = _FutureEvent(future)
                 if isinstance(step, Ask):
                     transport.begin(step.request, event)
+                    event.wake_soon(transport)
                     await future
                 else:
                     step.waiter.notify(event)
@@ -108,12 +110,25 @@ async def drive_release(
     return await drive(steps, transport, here)
 
 
-class _Ended:
-    """The futures of one loop that another thread has ended."""
+class _Soon:
+    """The next turn of one loop: what is done then for all of its coroutines.
+
+    Attributes:
+        futures: Those that another thread has ended.
+        is_scheduled: Whether `resolve` is to be called.
+        transports: Those that got requests in this turn.
+    """
 
     def __init__(self) -> None:
         self.futures: deque[asyncio.Future[None]] = deque()
         self.is_scheduled = False
+        self.transports: set[Transport] = set()
+
+    def wake(self) -> None:
+        """Have the transports send what they got in this turn."""
+        transports, self.transports = self.transports, set()
+        for transport in transports:
+            transport.wake()
 
     def resolve(self) -> None:
         """Let the coroutines that wait for them continue; in their loop."""
@@ -126,29 +141,40 @@ class _Ended:
 
 # Of each loop with coroutines that wait. They and the loop keep the entry, and nothing
 # else does, because it leads to the loop.
-_ended: WeakValueDictionary[asyncio.AbstractEventLoop, _Ended] = WeakValueDictionary()
+_soon: WeakValueDictionary[asyncio.AbstractEventLoop, _Soon] = WeakValueDictionary()
 
 
 class _FutureEvent:
     """Ends a future of a loop, from any thread."""
 
-    __slots__ = ("_ended", "_future", "_loop")
+    __slots__ = ("_future", "_loop", "_soon")
 
     def __init__(self, future: asyncio.Future[None]) -> None:
         self._future = future
         self._loop = future.get_loop()
-        ended = _ended.get(self._loop)
-        if ended is None:
-            ended = _ended[self._loop] = _Ended()
-        self._ended = ended
+        soon = _soon.get(self._loop)
+        if soon is None:
+            soon = _soon[self._loop] = _Soon()
+        self._soon = soon
+
+    def wake_soon(self, transport: Transport) -> None:
+        """Have the transport send when the other coroutines have had their turn.
+
+        For the thread of the loop. If the loop has no further turn, the transport sends
+        by itself, a little later.
+        """
+        soon = self._soon
+        if not soon.transports:
+            self._loop.call_soon(soon.wake)
+        soon.transports.add(transport)
 
     def release(self) -> None:
         """End the future soon."""
-        ended = self._ended
-        ended.futures.append(self._future)
-        if not ended.is_scheduled:
-            ended.is_scheduled = True
+        soon = self._soon
+        soon.futures.append(self._future)
+        if not soon.is_scheduled:
+            soon.is_scheduled = True
             try:
-                self._loop.call_soon_threadsafe(ended.resolve)
+                self._loop.call_soon_threadsafe(soon.resolve)
             except RuntimeError:  # the loop is closed
-                ended.futures.clear()
+                soon.futures.clear()

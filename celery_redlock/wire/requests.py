@@ -392,13 +392,19 @@ class Transport(Protocol):
         """Send one request and wait for it as long as nodes may take."""
 
     def begin(self, request: ScriptRequest, event: Event) -> None:
-        """Send one request as ``ask`` does, and return at once.
+        """Queue one request to be sent as ``ask`` does, and return at once.
+
+        It is sent after the next `wake`, or before: at the latest within the time that
+        nodes may take.
 
         Args:
             request: The request.
             event: Its ``release`` is called once, in any thread, when the time of the
                 request is over.
         """
+
+    def wake(self) -> None:
+        """Send what was begun."""
 
     def drain(self) -> None:
         """Read the replies that are there, unless another thread does so."""

@@ -348,3 +348,24 @@ def test_lock_is_not_renewed_when_the_loop_of_its_holder_is_closed(
         gc.collect()  # ends the block here, and not in the middle of a later test
 
     assert "was closed in its block" in caplog.text
+
+
+def test_release_needs_no_further_turn_of_the_loop(
+    redlock: Redlock, three_nodes: DevNodes, key: str
+) -> None:
+    """A loop that stops when a release was handed over leaves nothing locked."""
+    loop = asyncio.new_event_loop()
+    lease = loop.run_until_complete(redlock.aacquire(key))
+    release = redlock.arelease(lease)
+
+    async def hand_over() -> None:
+        release.send(None)
+        loop.stop()
+
+    task = loop.create_task(hand_over())
+    loop.run_forever()
+
+    until(lambda: not locks(three_nodes), SOON)
+    release.close()
+    assert task.done()
+    loop.close()
