@@ -262,11 +262,11 @@ class ScriptRequest:
         self._keys = keys
         self._args = args
         self._done_when = done_when
-        words = [
-            one if type(one) is str else str(one) if type(one) is int else word_of(one)
-            for one in ("EVALSHA", script.sha, len(keys), *keys, *args)
-        ]
         try:
+            words = [
+                w if type(w) is str else str(w) if type(w) is int else word_of(w)
+                for w in ("EVALSHA", script.sha, len(keys), *keys, *args)
+            ]
             self._evalsha = pack_words(tuple(words))
         except ValueError as error:
             raise unsendable(error) from None

@@ -218,9 +218,10 @@ def test_request_is_packed_once_for_all_nodes() -> None:
     [
         ("\ud800", "has no UTF-8"),
         (True, "neither text, bytes nor a number"),
+        (10**5000, "a number of too many digits"),
         ("x" * 4_000_000, "too long for a node: at most 4,000,000"),
     ],
-    ids=["text", "bool", "size"],
+    ids=["text", "bool", "digits", "size"],
 )
 @pytest.mark.parametrize("place", ["keys", "args"])
 def test_request_that_no_node_can_get_is_not_built(
