@@ -18,6 +18,7 @@ Read in this order:
 __all__ = [
     "broadcast",
     "client",
+    "connector",
     "event_loop",
     "node",
     "pending_releases",

@@ -14,6 +14,7 @@ one that replaces a connection that worked, or one long after the last failure.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.backoff import doubled
@@ -23,6 +24,8 @@ from celery_redlock.wire.connection import open_connection
 from celery_redlock.wire.store_connection import open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from celery_redlock.basics.clock import Clock
     from celery_redlock.wire.connection import Connection
     from celery_redlock.wire.store_connection import StoreConnection
@@ -35,8 +38,8 @@ _LONG_AGO = 1.0
 _FORK_WAITS = 0.2  # seconds at most
 _THREAD_ENDS = 0.001  # seconds, after its attempt
 
-# The attempts of this process that are under way.
-_connecting: set[_Attempt] = set()
+# The attempts and look-ups of this process that are under way.
+_connecting: set[object] = set()
 
 
 def _wait_before_fork() -> None:
@@ -53,6 +56,17 @@ def _wait_before_fork() -> None:
     while _connecting and SYSTEM_CLOCK.monotonic() < fork_at:
         SYSTEM_CLOCK.sleep(_THREAD_ENDS)
     SYSTEM_CLOCK.sleep(_THREAD_ENDS)
+
+
+@contextmanager
+def looking_up() -> Iterator[None]:
+    """Let a fork wait for the block, in which names are looked up."""
+    block = object()
+    _connecting.add(block)
+    try:
+        yield
+    finally:
+        _connecting.discard(block)
 
 
 def _forget_parent() -> None:

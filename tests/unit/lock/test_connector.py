@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock import Redlock
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.operations.doctor import Case
+from celery_redlock.operations.doctor.placement import hosts
 from celery_redlock.wire import connector as connector_module
 from celery_redlock.wire.connector import Connector
 from celery_redlock.wire.url import parse_node
@@ -85,3 +89,29 @@ def test_fork_does_not_wait_for_long(
 
     assert fork(lambda: connector.is_busy) == 1
     assert fork(lambda: len(connector_module._connecting)) == 0  # noqa: SLF001
+
+
+def test_fork_waits_while_the_doctor_looks_names_up(
+    may_end: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker runs the doctor in a thread when it starts."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def getaddrinfo(*_: object, **__: object) -> list[object]:
+        begun.set()
+        may_end.wait(FAR)
+        time.sleep(0.05)  # so that a fork that does not wait is earlier
+        ended.set()
+        return []
+
+    monkeypatch.setattr(connector_module, "_FORK_WAITS", FAR)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    redlock = Redlock(["redis://a", "redis://b", "redis://c"])
+    look = threading.Thread(target=lambda: list(hosts(Case(redlock, []))))
+    look.start()
+    begun.wait(FAR)
+    at_fork.append(may_end.set)
+
+    assert fork(lambda: not ended.is_set()) == 0
+
+    look.join(FAR)
