@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 @click.command(cls=Command, short_help="List keys that never expire.")
 @click.pass_obj
 def leaked(session: Session) -> int:
-    """List keys under our prefix that have no ttl: locks that never expire.
+    """List keys under our prefix that have no ttl. A lock among them never expires.
 
-    This package writes no such key. Another program may have, or a person with
-    redis-cli. Exits with 1 if there are any, and with 3 if too few nodes answered.
+    The key meta, which a node must never forget, is left out. This package writes no
+    other such key. Another program may have, or a person with redis-cli. Exits with 1
+    if there are any, and with 3 if too few nodes answered.
     """
     redlock = session.redlock
     nodes = keys_without_ttl(redlock)
@@ -31,7 +32,9 @@ def leaked(session: Session) -> int:
     answered = len(nodes.results)
     lines = _lines(found, redlock.keys.lock(""))
     if not found:
-        lines = [f"Every key on {plural(answered, 'node')} has a ttl."]
+        lines = [
+            f"Every key on {plural(answered, 'node')} that should expire has a ttl."
+        ]
         if answered < redlock.quorum:
             few = f"{answered} of {plural(len(redlock.labels), 'node')} answered"
             fact = f"It cannot be told whether there are keys without a ttl: {few}."

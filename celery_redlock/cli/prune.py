@@ -9,7 +9,7 @@ from celery_redlock.effects.call_records import delete_old_records
 from celery_redlock.operations.words import plural
 
 
-@click.command(cls=Command, short_help="Delete old records of calls.")
+@click.command(cls=Command, asks_nodes=False, short_help="Delete old records of calls.")
 @click.pass_obj
 def prune(session: Session) -> None:
     """Delete the records of calls that are kept no longer.

@@ -58,8 +58,8 @@ def show(session: Session, *, key: str) -> int:
     their holders, and the permits for a start (rate) with when each is free again. They
     are kept, whether the run has ended or not. KEY can be one permit: 'imports##3'.
 
-    Lists who released this lock with `release` or in the Django admin in the last 30
-    days, and why.
+    Lists who released this lock in the last 30 days, with `release`, on the page of
+    `web` or in the Django admin, and why.
 
     Exits with 1 if neither the lock nor a permit of it is held, and with 3 if too few
     nodes answered to tell.

@@ -13,4 +13,5 @@ def test_prune_without_records_deletes_none(project: Project) -> None:
     run = project.redlock("prune")
 
     assert (run.code, run.out) == (0, "0 records deleted.\n")
+    assert project.redlock("prune", "--node", "redis://a").code == 2
     assert project.redlock("prune", "--json").out == '{"deleted": 0}\n'
