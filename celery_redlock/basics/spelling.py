@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
+from celery_redlock.errors import ConfigurationError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -16,3 +18,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if near:
         return f"Did you mean {near[0]!r}?"
     return f"There is {', '.join(map(repr, names))}." if names else "There is none."
+
+
+def check_word(name: str, value: object, known: Collection[str]) -> None:
+    """Refuse a value of an option that is none of the words which the option takes."""
+    if value not in known:
+        hint = did_you_mean(str(value), known)
+        raise ConfigurationError(f"{name}={value!r} does not exist. {hint}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.utils.imports import symbol_by_name
 
-from celery_redlock.basics.spelling import did_you_mean
+from celery_redlock.basics.spelling import check_word
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.key_options import LimitOptions
 from celery_redlock.options.values import flag
@@ -38,7 +38,7 @@ class RecordOptions(LimitOptions):
     def check(self) -> None:
         """Refuse values that cannot be used, and options that have no effect."""
         super().check()
-        database, per = self.exactly_once_in, self.exactly_once_per
+        database = self.exactly_once_in
         if database is None:
             self._refuse_without_database()
             return
@@ -48,9 +48,7 @@ class RecordOptions(LimitOptions):
                 "exactly_once_in is an async function. The body of a task is a plain "
                 "function, so its session is one, too: return a sqlalchemy.orm.Session."
             )
-        if per not in _PER:
-            hint = did_you_mean(str(per), _PER)
-            raise ConfigurationError(f"exactly_once_per={per!r} does not exist. {hint}")
+        check_word("exactly_once_per", self.exactly_once_per, _PER)
         flag("exactly_once_failures", self.exactly_once_failures)
         self._check_period()
         if self.records_key and self.has_permits:

@@ -37,7 +37,7 @@ from celery_redlock.options.policy_options import (
     PolicyOptions,
     options_of_policies,
 )
-from celery_redlock.options.values import naming, seconds_if_given
+from celery_redlock.options.values import naming
 
 if TYPE_CHECKING:
     import inspect
@@ -50,7 +50,7 @@ _NAMES = tuple(LockArguments.__annotations__)
 _READERS: dict[str, Callable[[str, Any], Any]] = {  # of durations
     **dict.fromkeys(("unique_for", "hold_at_least"), partial(seconds_of, zero=True)),
     **dict.fromkeys(
-        ("claim_ttl", "ttl", "exactly_once_for", "record_keep"), seconds_if_given
+        ("claim_ttl", "ttl", "exactly_once_for", "record_keep"), seconds_of
     ),
 }
 _NEARLY = 0.8  # similar enough for a typing error, by difflib's measure
@@ -96,11 +96,11 @@ class LockOptions(_AllOptions):
 
     def __init__(self, **options: Unpack[LockArguments]) -> None:
         given: dict[str, Any] = {**options}
-        for name, kinds in options_of_policies().items():
-            if given.get(name) is not None:
-                given[name] = kinds[0].reads[name](name, given[name])
-        for name in _READERS.keys() & given.keys():
-            given[name] = _READERS[name](name, given[name])
+        theirs = {name: k[0].reads[name] for name, k in options_of_policies().items()}
+        for name, read in {**_READERS, **theirs}.items():
+            default = getattr(LockOptions, name)
+            if (value := given.get(name, default)) is not default:
+                given[name] = read(name, value)
         super().__init__(**given)
         LimitOptions.check(self)
         object.__setattr__(self, "on_conflict", self.default_policy)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from celery_redlock.basics.spelling import did_you_mean
+from celery_redlock.basics.spelling import check_word
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.key_options import LimitOptions
 from celery_redlock.policies import TaskOptions
@@ -37,9 +37,7 @@ class UniqueOptions(LimitOptions, TaskOptions):
         """Refuse values that cannot be used."""
         super().check()
         while_ = self.unique_while
-        if while_ not in _UNIQUE_WHILE:
-            hint = did_you_mean(str(while_), _UNIQUE_WHILE)
-            raise ConfigurationError(f"unique_while={while_!r} does not exist. {hint}")
+        check_word("unique_while", while_, _UNIQUE_WHILE)
         if while_ == "queued_or_running" and self.most_at_once > 1:
             raise ConfigurationError(
                 "unique_while='queued_or_running' makes a call a duplicate while "

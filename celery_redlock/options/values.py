@@ -1,11 +1,10 @@
-"""Read the values of options and settings: flags and durations."""
+"""Read the values of options and settings: flags, and errors that name them."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -25,8 +24,3 @@ def flag(name: str, value: object) -> None:
     """Check that a value is True or False."""
     if not isinstance(value, bool):
         raise ConfigurationError(f"{name} is {value!r}; it must be True or False.")
-
-
-def seconds_if_given(name: str, value: object) -> float | None:
-    """Return a duration in seconds, or None."""
-    return None if value is None else seconds_of(name, value)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from celery_redlock.basics.spelling import did_you_mean
+from celery_redlock.basics.spelling import check_word
 from celery_redlock.basics.timing import seconds_of
-from celery_redlock.errors import ConfigurationError
 from celery_redlock.policies.base import (
     ConflictDecision,
     Duration,
@@ -24,9 +23,7 @@ _KEEPS = ("latest", "first")
 
 
 def _keep(name: str, value: Any) -> Any:
-    if value not in _KEEPS:
-        hint = did_you_mean(str(value), _KEEPS)
-        raise ConfigurationError(f"{name}={value!r} does not exist. {hint}")
+    check_word(name, value, _KEEPS)
     return value
 
 

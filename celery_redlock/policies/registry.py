@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from celery_redlock.basics.signature import signature_of
-from celery_redlock.basics.spelling import did_you_mean
+from celery_redlock.basics.spelling import check_word
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.policies.allow import Run
 from celery_redlock.policies.base import (
@@ -62,10 +62,8 @@ class PolicyOption(Generic[_SituationT, _DecisionT]):
             ConfigurationError: It is none of them. The error names all words.
         """
         value, words = self._at_execution(value), self.words
-        if isinstance(value, str) and value not in words:
-            hint = did_you_mean(value, words)
-            raise ConfigurationError(f"{self.name}={value!r} does not exist. {hint}")
         if isinstance(value, str):
+            check_word(self.name, value, words)
             return cast("Policy[_SituationT, _DecisionT]", words[value].answer)
         if isinstance(value, self.base):
             return lambda _: value
