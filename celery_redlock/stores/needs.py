@@ -102,17 +102,21 @@ class Needs:
         plan = _plan_of(script, len(keys))
         self.is_read = self.is_read and plan.is_read
         self.may_be_late = self.may_be_late and plan.may_be_late
-        self.names.update(map(keys.__getitem__, plan.names))
-        self.own.update(map(keys.__getitem__, plan.own))
-        self.rare.update(map(keys.__getitem__, plan.rare))
+        for i in plan.names:  # most often one: quicker than `update`
+            self.names.add(keys[i])
+        for i in plan.own:
+            self.own.add(keys[i])
+        self.rare.update([keys[i] for i in plan.rare])
         for i in plan.large:
             self.large.setdefault(keys[i], set()).update(args[:1])
         if not plan.is_read:
-            self.exclusive.update(map(keys.__getitem__, plan.exclusive))
+            for i in plan.exclusive:
+                self.exclusive.add(keys[i])
         for i, state, has_stripes in plan.parts:
             name = keys[i]
-            known = self.states.get(name, state)
-            self.states[name] = state if known is state else known | state
+            known = self.states.get(name)
+            if known is not state:
+                self.states[name] = state if known is None else known | state
             if has_stripes:
                 stripes = args[plan.stripes : plan.stripes + plan.locks]
                 self.stripes.setdefault(name, set()).update(stripes)

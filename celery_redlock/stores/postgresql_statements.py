@@ -61,22 +61,36 @@ def _found(columns: str) -> str:
     )
 
 
-# What follows it changes rows only if there is a row in `so`: if the server, its time
-# and these cells are as assumed. `below`: a cell is absent, or a lower number.
-_IF_SO = (
-    f"WITH now AS MATERIALIZED ({_NOW}), so AS MATERIALIZED ("  # noqa: S608
-    "SELECT (us + 999) / 1000 AS ms FROM now "
-    "WHERE place = $1::text AND process = $2::int "
-    "AND us BETWEEN $3::bigint AND $4::bigint AND NOT EXISTS (SELECT FROM "
-    "unnest($5::bytea[], $6::bytea[], $7::text[], $8::bytea[], $9::bytea[]) "
-    "AS each (name, field, kind, value, below) "
-    f"LEFT JOIN {_found('kind, value, expires_at')} AS cell ON TRUE "
-    "WHERE CASE WHEN below IS NULL "
-    "THEN cell.kind IS DISTINCT FROM each.kind "
-    "OR cell.value IS DISTINCT FROM each.value OR cell.expires_at < us / 1000 "
-    "ELSE (octet_length(cell.value), cell.value) >= (octet_length(below), below) END"
-    ")), done AS ("
-)
+def _if_so(more: str = "", columns: str = "") -> str:
+    """Return what stands before a change of rows, which is for `so` to have a row.
+
+    It has one if the server, its time and these cells are as assumed. `below`: a cell
+    is absent, or a lower number.
+
+    Args:
+        more: More arrays, with a value for each cell.
+        columns: Their names.
+    """
+    return (
+        f"WITH now AS MATERIALIZED ({_NOW}), cells AS MATERIALIZED ("  # noqa: S608
+        f"SELECT each.kind, each.value, below{columns}, at, cell.kind AS its_kind, "
+        "cell.value AS its_value, expires_at FROM unnest($5::bytea[], $6::bytea[], "
+        f"$7::text[], $8::bytea[], $9::bytea[]{more}) "
+        f"AS each (name, field, kind, value, below{columns}) LEFT JOIN "
+        f"{_found('ctid AS at, kind, value, expires_at')} AS cell ON TRUE"
+        "), so AS MATERIALIZED ("
+        "SELECT (us + 999) / 1000 AS ms FROM now "
+        "WHERE place = $1::text AND process = $2::int "
+        "AND us BETWEEN $3::bigint AND $4::bigint "
+        "AND NOT EXISTS (SELECT FROM cells WHERE CASE WHEN below IS NULL "
+        "THEN its_kind IS DISTINCT FROM kind OR its_value IS DISTINCT FROM value "
+        "OR expires_at < us / 1000 "
+        "ELSE (octet_length(its_value), its_value) >= (octet_length(below), below) END"
+        ")), done AS ("
+    )
+
+
+_IF_SO = _if_so()
 # Whether it is so, and how many rows were changed.
 _TOLD = (
     "SELECT us, place, process, EXISTS (SELECT FROM so), (SELECT count(*) FROM done)"
@@ -112,11 +126,9 @@ _TEXTS = {
     "read fields": f"{_READ}name = $1::bytea AND field = ANY($2::bytea[])",
     "wipe if": f"{_IF_SO}DELETE FROM {TABLE} WHERE name = ANY($10::bytea[]) "  # noqa: S608
     f"AND EXISTS (SELECT FROM so){_TELL}",
-    "extend if": f"{_IF_SO}UPDATE {TABLE} AS lock SET expires_at = found.ends "  # noqa: S608
-    "FROM (SELECT cell.at, so.ms + each.ttl_ms AS ends FROM so, "
-    "unnest($10::bytea[], $11::bytea[], $12::bigint[]) AS each (name, field, ttl_ms) "
-    f"CROSS JOIN {_found('ctid AS at')} AS cell) AS found "
-    f"WHERE lock.ctid = found.at{_TELL}",
+    "extend if": f"{_if_so(', $10::bigint[]', ', ttl_ms')}UPDATE {TABLE} AS lock "  # noqa: S608
+    "SET expires_at = so.ms + cells.ttl_ms FROM so CROSS JOIN cells "
+    f"WHERE lock.ctid = cells.at AND cells.ttl_ms IS NOT NULL{_TELL}",
     "write if": f"{_IF_SO}INSERT INTO {TABLE} ({_COLUMNS}) "  # noqa: S608
     "SELECT name, field, kind, value, score, so.ms + ttl_ms FROM so, "
     "unnest($10::bytea[], $11::bytea[], $12::text[], $13::bytea[], $14::float8[], "
@@ -324,10 +336,11 @@ def change(so: Assumed, changes: Changes, *, extends: bool) -> Statement:
     if changes.wiped:
         return Statement("wipe if", (*given, _array([*changes.wiped])))
     if extends:
-        names, fields = zip(*changes.written, strict=True)
-        ends = [cell.expires_at_ms for cell in changes.written.values()]
-        more = _array(names), _array(fields), _numbers(_INT8, ends)
-        return Statement("extend if", (*given, *more))
+        written = changes.written.items()
+        left = {element(name): cell.expires_at_ms for (name, _), cell in written}
+        ends = [left.get(one[0]) for one in so.said]  # first of all, locks: one cell
+        ends += [None] * (so.cells - len(ends))
+        return Statement("extend if", (*given, _numbers(_INT8, ends)))
     return Statement("write if", (*given, *_columns(changes)))
 
 
