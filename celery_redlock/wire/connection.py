@@ -238,6 +238,8 @@ def _opened(  # noqa: PLR0911  (one for each kind of failure)
     except TimeoutError as error:
         if "handshake" in str(error.__context__):
             return _NO_TLS_ANSWER.format(timeout=timeout)
+        if "reading from" in str(error):
+            return _NO_ANSWER.format(timeout=timeout)
         return f"did not accept a connection within {timeout:g} s"
     except (RedisError, OSError, ValueError) as error:
         if "refused" in str(error).lower():
@@ -369,6 +371,10 @@ _CLOSED_BY = {  # scheme: fact and remedy
 _UNREADABLE = (
     "cannot be used, as the file of {option} cannot be read; correct that option in "
     "its URL, or the rights of the file"
+)
+_NO_ANSWER = (
+    "accepts connections, but did not answer within {timeout:g} s; see whether its "
+    "process is stopped, is busy or swaps. Do not restart it: that loses its locks"
 )
 _NO_TLS_ANSWER = (
     "did not answer as a TLS server within {timeout:g} s; write redis:// in its URL if "

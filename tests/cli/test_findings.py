@@ -125,7 +125,10 @@ def test_node_that_hangs_is_unreachable(five_nodes: DevNodes) -> None:
 
     found = found_on(five_nodes, connect_timeout=0.3)
 
-    assert "within 0.3 s" in the("unreachable", found).fact
+    finding = the("unreachable", found)
+    assert "accepts connections, but did not answer within 0.3 s" in finding.fact
+    assert "Start it" not in finding.remedy
+    assert "Do not restart it" in finding.remedy
 
 
 def test_wrong_password_is_named_as_such(start_nodes: Start) -> None:

@@ -173,10 +173,10 @@ def test_one_server_that_is_listed_twice_is_refused_at_once(other: str) -> None:
     ("answer", "reason"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak the protocol"),
-        (b"$-999999999999\r\n", "did not accept a connection within 1 s"),
+        (b"$-999999999999\r\n", "but did not answer within 1 s"),
         (b"-ERR max number of clients reached\r\n", "(max number of clients reached)"),
         (b"-LOADING Redis is loading the dataset\r\n", "loads its data from its disk"),
-        (b"*2147483647\r\n", "did not accept a connection within 1 s"),
+        (b"*2147483647\r\n", "but did not answer within 1 s"),
         (b"$999999999999\r\n" + bytes(2 << 20), "sent over a megabyte"),
         (b"." * (2 << 20), "sent over a megabyte"),
     ],
