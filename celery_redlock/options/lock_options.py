@@ -114,9 +114,8 @@ class LockOptions(_AllOptions):
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> LockOptions:
         """Read the ``redlock={...}`` of a task; refuse names that do not exist."""
-        known = _NAMES
-        for name in sorted(options.keys() - {*known}):
-            hint = FOREIGN.get(name) or did_you_mean(name, known)
+        for name in sorted(options.keys() - {*_NAMES}):
+            hint = FOREIGN.get(name) or did_you_mean(name, _NAMES)
             raise ConfigurationError(f"There is no lock option {name!r}. {hint}")
         return cls(**options)
 
@@ -130,10 +129,8 @@ class LockOptions(_AllOptions):
         in ``foreign``, counts as one, for ``of`` to refuse: Celery would accept it as
         an attribute of the task.
         """
-        known = _NAMES
-        near = {name for name in arguments if _is_near(name, known)}
-        near |= FOREIGN.keys() & arguments.keys()
-        ours = {n: arguments[n] for n in near if n in known or n not in foreign}
+        near = {n for n in arguments if _is_near(n) or n in FOREIGN}
+        ours = {n: arguments[n] for n in near if n in _NAMES or n not in foreign}
         return ours, {n: value for n, value in arguments.items() if n not in ours}
 
     def key_rule(
@@ -197,9 +194,9 @@ def takes_lock(task: object) -> bool:
 # Every task that is registered asks this for each of its attributes. The names are
 # mostly Celery's, and the same for all tasks.
 @lru_cache(maxsize=1024)
-def _is_near(name: str, known: tuple[str, ...]) -> bool:
-    """Tell whether a name is one of these, or nearly one."""
-    return bool(get_close_matches(name, known, 1, _NEARLY))
+def _is_near(name: str) -> bool:
+    """Tell whether a name is one of a lock option, or nearly one."""
+    return bool(get_close_matches(name, _NAMES, 1, _NEARLY))
 
 
 def _filled(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from celery_redlock.operations.inspect import voting_nodes
 from celery_redlock.options.broker import visibility_timeout
-from celery_redlock.options.lock_options import LockOptions
+from celery_redlock.options.lock_options import lock_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.operations.inspect import NodeReport, NodeStatus
+    from celery_redlock.options.lock_options import LockOptions
 
 
 class Severity(enum.IntEnum):
@@ -146,14 +147,11 @@ class Case:
         found = []
         if self.app is None:
             return []
-        for task in sorted(self.app.tasks.values(), key=lambda it: str(it.name)):
-            options = getattr(task, "lock_options", None)
-            if isinstance(options, LockOptions):
-                ttl: Any = options.ttl  # resolved to seconds
-                ttl = self.redlock.timing.ttl if ttl is None else float(ttl)
-                limit = task.time_limit or self.app.conf.task_time_limit
-                limit = None if limit is None else float(limit)
-                found.append(LockTask(task, options, ttl, limit))
+        for task in lock_tasks(self.app):
+            ttl = task.lock_options.ttl or self.redlock.timing.ttl
+            limit = task.time_limit or self.app.conf.task_time_limit
+            limit = None if limit is None else float(limit)
+            found.append(LockTask(task, task.lock_options, ttl, limit))
         return found
 
     @property
