@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import redis
+from celery import Celery
 
 from celery_redlock.devnodes import STORES
 from celery_redlock.errors import LockUnavailable
 from celery_redlock.locks.redlock import Redlock
+from tests.cli.project import run_here
 from tests.conftest import with_long
 from tests.harness.store_nodes import store_servers
 
@@ -144,3 +146,11 @@ def test_dev_has_no_number_of_nodes_for_a_store(project: Project) -> None:
 
     assert run.code == 2
     assert "--store has no --nodes" in run.err
+
+
+def test_dev_asks_for_no_app() -> None:
+    """It needs none: an error says what is wrong, and not to name one."""
+    run = run_here(Celery("default"), "dev", "--nodes", "0")
+
+    assert run.code == 2
+    assert run.err.startswith("Error: 0 nodes cannot vote")

@@ -231,23 +231,23 @@ class Command(CeleryCommand):
         try:
             code = super().invoke(ctx)
         except RedlockError as error:
-            hint = _hint(ctx) if isinstance(error, ConfigurationError) else ""
+            hint = self._hint(ctx) if isinstance(error, ConfigurationError) else ""
             raise Failure(f"{hint}{error}", _code_of(error)) from error
         except Failure as error:
-            hint = _hint(ctx) if error.exit_code == USAGE else ""
+            hint = self._hint(ctx) if error.exit_code == USAGE else ""
             raise Failure(f"{hint}{error.message}", error.exit_code) from error
         ctx.exit(code or DONE)
 
-
-def _hint(ctx: click.Context) -> str:
-    """Return how to name an app, for a command line that names none; or ``""``."""
-    app = ctx.obj.app
-    if app.main != _NO_APP or app.conf.get("redlock_nodes"):
-        return ""
-    return (
-        f"No app is named. Name yours with -A: `celery -A proj redlock {ctx.info_name} "
-        "...`, or name its nodes: `--node URL`. "
-    )
+    def _hint(self, ctx: click.Context) -> str:
+        """Return how to name an app, for a command line that lacks it; or ``""``."""
+        app = ctx.obj.app
+        is_named = app.main != _NO_APP or app.conf.get("redlock_nodes")
+        if is_named or not self._asks_nodes:
+            return ""
+        return (
+            "No app is named. Name yours with -A: `celery -A proj redlock "
+            f"{ctx.info_name} ...`, or name its nodes: `--node URL`. "
+        )
 
 
 def _code_of(error: RedlockError) -> int:
