@@ -20,6 +20,7 @@ from celery import Celery
 from celery_redlock import singleton_task
 from celery_redlock.basics.clock import SystemClock
 from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
+from celery_redlock.devnodes.processes import Process, free_port
 from celery_redlock.errors import RedlockError
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.members.view import CLOSED
@@ -376,6 +377,27 @@ def test_promoted_replica_is_found(three_nodes: DevNodes) -> None:
 
 
 @pytest.mark.every_server
+def test_sentinel_is_found(
+    start_nodes: Start, redis_server: str, tmp_path: Path
+) -> None:
+    """It is named as what it is, and not as a server that has renamed commands."""
+    nodes, port = start_nodes(2), free_port()
+    config = tmp_path / "sentinel.conf"
+    config.write_text(f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\n")
+    command = [redis_server, str(config), "--sentinel"]
+    log, ready = tmp_path / "sentinel.log", "Sentinel ID is"
+    sentinel = Process("sentinel", command, log=log, ready=ready)
+    sentinel.start()
+    try:
+        sentinel.wait_until_ready()
+        found = found_on([f"redis://127.0.0.1:{port}/0", *nodes.urls])
+    finally:
+        sentinel.kill()
+
+    assert codes(found) == {"cluster", "configuration", "no-quorum"}
+    assert "runs in sentinel mode: it has no vote" in the("cluster", found).fact
+
+
 def test_redis_cluster_is_found(start_nodes: Start) -> None:
     """Members of a cluster have no vote."""
     options = ServerOptions(config={"cluster-enabled": "yes"})

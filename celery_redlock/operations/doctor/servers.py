@@ -123,8 +123,8 @@ def permissions(report: NodeReport, case: Case) -> Iterator[Finding]:
 
 @rule("Node")
 def commands(report: NodeReport, _: Case) -> Iterator[Finding]:
-    """Find nodes that do not know a needed command."""
-    if report.unknown:
+    """Find nodes that do not know a needed command; a Sentinel is a finding itself."""
+    if report.unknown and not report.status.reason.startswith("runs in "):
         several = len(report.unknown) > 1
         yield Finding(
             "commands",

@@ -251,7 +251,7 @@ def kind(report: NodeReport, _: Case) -> Iterator[Finding]:
     evicts = report.status.reason.startswith("may evict")  # which is a finding itself
     is_store = "store" in report.status.info
     if report.status.state is NodeState.UNFIT and not evicts and not is_store:
-        replica = report.status.info.get("role") != "master"
+        replica = report.status.info.get("role", "master") != "master"
         yield Finding(
             "replica" if replica else "cluster",
             ERROR,
