@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import weakref
 
     from celery_redlock.wire.requests import Transport
-    from celery_redlock.wire.steps import Steps
+    from celery_redlock.wire.steps import Step, Steps
 
 
 T = TypeVar("T")
@@ -60,23 +60,7 @@ async def drive(
     result: Any = None
     try:
         while True:
-            step = steps.send(result)
-            result = None
-            if isinstance(step, Sleep):
-                await asyncio.sleep(step.seconds)
-            elif isinstance(step, Blocking):
-                result = await asyncio.to_thread(step.function)
-            else:
-                future: asyncio.Future[None] = loop.create_future()
-                event = _FutureEvent(future)
-                if isinstance(step, Ask):
-                    transport.begin(step.request, event)
-                    event.wake_soon(transport)
-                    await future
-                else:
-                    step.waiter.notify(event)
-                    await asyncio.wait((future,), timeout=step.seconds)
-                    step.waiter.notify(None)
+            result = await _take(steps.send(result), transport, loop)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     finally:
@@ -108,6 +92,33 @@ async def drive_release(
                 transport.send(step.request)
         return None
     return await drive(steps, transport, here)
+
+
+async def _take(
+    step: Step, transport: Transport, loop: asyncio.AbstractEventLoop
+) -> Any:
+    """Carry out one step, and return its result.
+
+    In a coroutine of its own: its future, which leads to the caller's task, is let go
+    before the steps are closed. Else the collector may end the caller while it ends
+    this one ("coroutine already executing"), where a loop was closed in the middle.
+    """
+    if isinstance(step, Sleep):
+        await asyncio.sleep(step.seconds)
+        return None
+    if isinstance(step, Blocking):
+        return await asyncio.to_thread(step.function)
+    future: asyncio.Future[None] = loop.create_future()
+    event = _FutureEvent(future)
+    if isinstance(step, Ask):
+        transport.begin(step.request, event)
+        event.wake_soon(transport)
+        await future
+    else:
+        step.waiter.notify(event)
+        await asyncio.wait((future,), timeout=step.seconds)
+        step.waiter.notify(None)
+    return None
 
 
 class _Soon:
