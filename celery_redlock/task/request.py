@@ -186,7 +186,7 @@ class RedlockRequest(Request):
         if self._already_cancelled:  # the connection was lost
             return isinstance(error, _DIED)
         is_lost = isinstance(error, (WorkerLostError, SystemExit))
-        return bool(is_lost and task.reject_on_worker_lost) and not self._has_success()
+        return bool(is_lost and task.reject_on_worker_lost)
 
     def _has_success(self) -> bool:
         """Tell whether Celery acknowledges the message, for its child stored SUCCESS.
@@ -268,7 +268,7 @@ class RedlockRequest(Request):
     def _keep_in_line(self) -> None:
         """Give a call that comes back its place again, before later ones may run."""
         header = self._redlock_header
-        if header.line:
+        if header.line and not self._has_success():
             (key, margin), since = header.line, header.published
             with self._logged():
                 redlock = runtime_of(self.app).redlock
@@ -338,8 +338,11 @@ class RedlockRequest(Request):
     def _release(self, *, ended: bool, limit: TimeLimitExceeded | None) -> None:
         if ended:
             self._end_entries()
+        self._release_locks()
         if limit is not None:
             self._store_again(limit)
+
+    def _release_locks(self) -> None:
         try:
             key, limits = self._wanted()
         except Exception:
