@@ -464,7 +464,7 @@ class Exchange:
 
     def _is_worth_waiting(self, requests: Sequence[ScriptRequest]) -> bool:
         if not self._suspects():
-            return True  # for the votes without which these are not done
+            return any(request.ballot.pending for request in requests)
         return any(
             vote is None and not node.suspect
             for request in requests
