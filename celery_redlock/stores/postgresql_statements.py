@@ -62,9 +62,9 @@ def _found(columns: str) -> str:
 
 
 def _if_so(more: str = "", columns: str = "") -> str:
-    """Return what stands before a change of rows, which is for `so` to have a row.
+    """Return the WITH clause of a change that is made only if `so` has a row.
 
-    It has one if the server, its time and these cells are as assumed. `below`: a cell
+    `so` has one if the server, its time and these cells are as assumed. `below`: a cell
     is absent, or a lower number.
 
     Args:

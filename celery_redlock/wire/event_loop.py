@@ -99,9 +99,9 @@ async def _take(
 ) -> Any:
     """Carry out one step, and return its result.
 
-    In a coroutine of its own: its future, which leads to the caller's task, is let go
-    before the steps are closed. Else the collector may end the caller while it ends
-    this one ("coroutine already executing"), where a loop was closed in the middle.
+    This coroutine ends before `drive` closes the steps, and drops the future, which
+    refers to the caller's task. In one coroutine with `drive`, the collector sometimes
+    closed the caller while it closed `drive`: "coroutine already executing".
     """
     if isinstance(step, Sleep):
         await asyncio.sleep(step.seconds)
