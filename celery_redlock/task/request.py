@@ -47,6 +47,7 @@ from celery.worker.request import Request
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.forks import forks_wait
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.text import check_id, on_nodes
 from celery_redlock.line.backlog import keep_place
@@ -61,7 +62,7 @@ from celery_redlock.task.publishing import end_entries, release_claim
 from celery_redlock.task.results import stored_result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from celery_redlock.app.early_start import WaitingCall
     from celery_redlock.locks.limits import Limits
@@ -70,6 +71,7 @@ log = logging.getLogger(__name__)
 
 _DIED = (WorkerLostError, Terminated, SystemExit)
 _LOOK_EVERY, _LOOK_FOR = 0.05, 60.0  # seconds
+_RELEASED_WITHIN = 5.0  # seconds, where the nodes and the result backend answer
 
 
 class RedlockRequest(Request):
@@ -333,7 +335,8 @@ class RedlockRequest(Request):
                 )
                 return
             SYSTEM_CLOCK.sleep(_LOOK_EVERY)
-        self._release(**facts)
+        with forks_wait(_RELEASED_WITHIN):
+            self._release(**facts)
 
     def _release(self, *, ended: bool, limit: TimeLimitExceeded | None) -> None:
         if ended:
@@ -380,13 +383,15 @@ class RedlockRequest(Request):
         return wanted_by_message(self.task, self.args, self.kwargs, headers)
 
     def _look_in_background(self) -> None:
-        name = f"redlock-look-for-{self.id}"
-        threading.Thread(target=self._look_and_release, name=name, daemon=True).start()
+        # It is rare, and imported here: a fork copies the lock of a module that another
+        # thread imports.
+        from celery_redlock.operations.scan import locks_of  # noqa: PLC0415
 
-    def _look_and_release(self) -> None:
+        look, name = self._look_and_release, f"redlock-look-for-{self.id}"
+        threading.Thread(target=look, args=(locks_of,), name=name, daemon=True).start()
+
+    def _look_and_release(self, locks_of: Callable[..., Any]) -> None:
         """Release the locks that the nodes have of this execution, and of its body."""
-        from celery_redlock.operations.scan import locks_of  # noqa: PLC0415  (it is rare)
-
         with self._logged():
             runtime, base = runtime_of(self.app), self._redlock_base
             redlock = runtime.redlock

@@ -13,19 +13,15 @@ one that replaces a connection that worked, or one long after the last failure.
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.backoff import doubled
-from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.forks import forks_wait
 from celery_redlock.basics.process import start_thread
 from celery_redlock.wire.connection import open_connection
 from celery_redlock.wire.store_connection import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from celery_redlock.basics.clock import Clock
     from celery_redlock.wire.connection import Connection
     from celery_redlock.wire.store_connection import StoreConnection
@@ -35,46 +31,7 @@ if TYPE_CHECKING:
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds
 _LONG_AGO = 1.0
 
-_FORK_WAITS = 0.2  # seconds at most
-_THREAD_ENDS = 0.001  # seconds, after its attempt
-
-# The attempts and look-ups of this process that are under way.
-_connecting: set[object] = set()
-
-
-def _wait_before_fork() -> None:
-    """Let threads that connect end first.
-
-    The C library locks its resolver while a thread looks up a name, and when such a
-    thread ends (resolv_conf.c of glibc). The child of a fork in between would wait for
-    ever at its first lookup. A worker does both at once where a process was killed: it
-    forks another one, and connects to release the locks of the killed one.
-    """
-    if not _connecting:
-        return
-    fork_at = SYSTEM_CLOCK.monotonic() + _FORK_WAITS
-    while _connecting and SYSTEM_CLOCK.monotonic() < fork_at:
-        SYSTEM_CLOCK.sleep(_THREAD_ENDS)
-    SYSTEM_CLOCK.sleep(_THREAD_ENDS)
-
-
-@contextmanager
-def looking_up() -> Iterator[None]:
-    """Let a fork wait for the block, in which names are looked up."""
-    block = object()
-    _connecting.add(block)
-    try:
-        yield
-    finally:
-        _connecting.discard(block)
-
-
-def _forget_parent() -> None:
-    _connecting.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_wait_before_fork, after_in_child=_forget_parent)
+_FORK_WAITS = 0.2  # seconds: a node may not answer
 
 
 class _Attempt:
@@ -141,7 +98,6 @@ class Connector:
             return
         self._hopeful = not self.failures or now - self._next_at > _LONG_AGO
         attempt = self._attempt = _Attempt()
-        _connecting.add(attempt)
         if not start_thread(self._connect, attempt):
             self._end(attempt, "cannot be connected to: there can be no new thread")
 
@@ -164,12 +120,13 @@ class Connector:
         self._next_at = self._clock.monotonic() + pause
 
     def _connect(self, attempt: _Attempt) -> None:
-        try:
-            opened = open_store if self._address.is_store else open_connection
-            result = opened(self._address, self.timeout)
-        except Exception as error:  # noqa: BLE001  (else it would be busy for ever)
-            result = f"cannot be connected to: {error!r}"
-        self._end(attempt, result)
+        opened = open_store if self._address.is_store else open_connection
+        with forks_wait(_FORK_WAITS):
+            try:
+                result = opened(self._address, self.timeout)
+            except Exception as error:  # noqa: BLE001  (else it would be busy for ever)
+                result = f"cannot be connected to: {error!r}"
+            self._end(attempt, result)
 
     def _end(
         self, attempt: _Attempt, result: Connection | StoreConnection | str
@@ -177,7 +134,6 @@ class Connector:
         attempt.ended_at = self._clock.monotonic()
         attempt.result = result
         _close_unwanted(attempt)
-        _connecting.discard(attempt)
 
 
 def _close_unwanted(attempt: _Attempt) -> None:

@@ -24,6 +24,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.command import COMMAND
+from celery_redlock.basics.forks import forks_wait
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.operations.doctor.rule import (
     Case,
@@ -75,6 +76,8 @@ RULES: tuple[Rule, ...] = tuple(
 OFFLINE = tuple(rule for rule in RULES if rule.offline)
 """The rules that need no network."""
 
+_RULE_TAKES = 1.0  # seconds, where names are looked up and the broker answers
+
 _LEVELS = {
     Severity.NOTE: logging.INFO,
     Severity.WARNING: logging.WARNING,
@@ -107,8 +110,11 @@ def findings_of(case: Case, rules: Iterable[Rule] = RULES) -> list[Finding]:
 
     Of equally bad ones, those about the whole deployment come first.
     """
-    ignored = case.ignored
-    found = [it for rule in rules for it in rule(case) if it.code not in ignored]
+    found: list[Finding] = []
+    for rule in rules:
+        with forks_wait(_RULE_TAKES):  # it looks up names, and may use the broker
+            found += rule(case)
+    found = [finding for finding in found if finding.code not in case.ignored]
     return sorted(found, key=lambda finding: (-finding.severity, bool(finding.about)))
 
 

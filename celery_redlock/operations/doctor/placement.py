@@ -21,7 +21,6 @@ from celery_redlock.operations.doctor.rule import (
     rule,
 )
 from celery_redlock.wire.client import each_node
-from celery_redlock.wire.connector import looking_up
 from celery_redlock.wire.url import NodeAddress, parse_node
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def _ips_of(address: NodeAddress) -> list[IPAddress]:
     found = []
     for host in address.hosts:
         # It may be unknown, or no name at all.
-        with looking_up(), contextlib.suppress(OSError, UnicodeError):
+        with contextlib.suppress(OSError, UnicodeError):
             found += socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
 

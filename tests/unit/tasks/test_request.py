@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,7 @@ import pytest
 from billiard.einfo import ExceptionInfo
 from celery import states
 from celery.app.task import Context
+from celery.backends.redis import RedisBackend
 from celery.exceptions import (
     InvalidTaskError,
     Terminated,
@@ -333,6 +337,44 @@ def test_hard_limit_is_the_result_of_a_call_that_was_about_to_be_republished(
     until(lambda: result.state == states.FAILURE)
     with pytest.raises(TimeLimitExceeded):
         result.get()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has none")
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # in Celery
+def test_process_that_is_forked_while_the_end_is_stored_can_store_results(
+    worker: Worker,
+    start_nodes: Callable[..., DevNodes],
+    child: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker forks in place of the killed process just then."""
+    worker.app.conf.result_backend = start_nodes(1).urls[0]
+    is_created, create = threading.Event(), RedisBackend._create_client  # noqa: SLF001
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:  # `client` is locked meanwhile
+        is_created.set()
+        time.sleep(0.05)  # so that a fork that does not wait is earlier
+        return create(*args, **kwargs)
+
+    monkeypatch.setattr(RedisBackend, "_create_client", slowly)
+    request = receive(worker)
+    request.worker_pid = child.pid
+    request.on_timeout(soft=False, timeout=1)
+    is_created.clear()
+    kill(child)
+    assert is_created.wait(60)
+
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)  # ends it if it hangs
+        try:
+            worker.app.backend.store_result("another", 1, states.SUCCESS)
+        finally:
+            os._exit(0)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert worker.app.AsyncResult("another").state == states.SUCCESS
 
 
 def test_lock_of_another_execution_is_left_alone(
