@@ -416,6 +416,19 @@ BUGS = (
         note="Found at seed 711088.",
     ),
     Bug(
+        name="counter-made-anew",
+        effect=Effect.FENCE,
+        text="In ZooKeeper, a counter was known by its version alone. After a reset, "
+        "one that was made anew with the same version was taken for the old one.",
+        found_by=Finder.REVIEW,
+        fixed_in="9ad6415",
+        way=Guard(
+            "tests/stores/test_zookeeper.py::"
+            "test_counter_that_was_made_anew_with_its_version_is_not_the_old_one"
+        ),
+        note="The simulator has no stores.",
+    ),
+    Bug(
         name="last-node-forgets",
         effect=Effect.FENCE,
         text="A server that had been replaced confirmed the last node that knew of "
@@ -872,6 +885,33 @@ BUGS = (
             "tests/unit/lock/test_wait_queue.py::"
             "test_lock_that_expires_in_this_millisecond_is_looked_at_soon"
         ),
+    ),
+    Bug(
+        name="place-outlives-its-job",
+        effect=Effect.LATE,
+        text="An `in_order` call that ended by its time limit, or was revoked while it "
+        "ran, kept its place in the line. Its key stood still for an hour.",
+        found_by=Finder.REVIEW,
+        fixed_in="3792cfc",
+        way=Guard(
+            "tests/unit/tasks/test_request.py::"
+            "test_place_in_the_line_ends_with_the_call"
+        ),
+        note=_NO_CELERY,
+    ),
+    Bug(
+        name="fork-beside-a-stored-result",
+        effect=Effect.LATE,
+        text="A worker process that was forked in place of a killed one hung at its "
+        "first result: a thread of the worker had just made the client of the result "
+        "backend, and the fork copied the lock that kombu has for that.",
+        found_by=Finder.TESTS,
+        fixed_in="6d58a28",
+        way=Guard(
+            "tests/unit/tasks/test_request.py::test_process_that_is_forked_while_the_"
+            "end_is_stored_can_store_results"
+        ),
+        note="Seen once in some hundred runs of the tests on a busy machine.",
     ),
     Bug(
         name="waiters-come-and-go",
