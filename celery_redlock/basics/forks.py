@@ -29,29 +29,40 @@ _THREAD_ENDS = 0.001  # seconds, after its block: glibc locks its resolver there
 
 # The blocks that are under way: their threads, and for how many seconds a fork waits.
 _blocks: dict[object, tuple[int, float]] = {}
+_forking: set[int] = set()  # threads
 
 
 @contextmanager
 def forks_wait(seconds: float) -> Iterator[None]:
     """Let a fork in another thread of this process wait for the end of the block.
 
+    A block does not begin while such a fork is under way. C programs that fork, such as
+    uWSGI, wait for nothing.
+
     Args:
-        seconds: How long it waits at most. After that the child is forked anyway, and
-            may hang: choose more than the block ever needs, unless it waits for a
+        seconds: How long a fork waits at most. After that the child is forked anyway,
+            and may hang: choose more than the block ever needs, unless it waits for a
             server that may not answer.
     """
-    block = object()
-    _blocks[block] = threading.get_ident(), seconds
+    here, block = threading.get_ident(), object()
+    _blocks[block] = here, seconds
+    # It is entered first and looks then, and a fork does the same: one sees the other.
+    while _forking and here not in _forking:
+        del _blocks[block]
+        SYSTEM_CLOCK.sleep(_LOOK_EVERY)
+        _blocks[block] = here, seconds
     try:
         yield
     finally:
         _blocks.pop(block, None)  # a fork inside the block has cleared the child's
 
 
-def _wait_before_fork() -> None:
+def _before_fork() -> None:
+    here = threading.get_ident()
+    _forking.add(here)
     if not _blocks:
         return
-    here, begun = threading.get_ident(), SYSTEM_CLOCK.monotonic()
+    begun = SYSTEM_CLOCK.monotonic()
 
     def is_waited_for(thread: int, seconds: float) -> bool:
         return thread != here and SYSTEM_CLOCK.monotonic() < begun + seconds
@@ -61,5 +72,18 @@ def _wait_before_fork() -> None:
     SYSTEM_CLOCK.sleep(_THREAD_ENDS)
 
 
+def _after_in_parent() -> None:
+    _forking.discard(threading.get_ident())
+
+
+def _after_in_child() -> None:
+    _forking.clear()
+    _blocks.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_wait_before_fork, after_in_child=_blocks.clear)
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_in_parent,
+        after_in_child=_after_in_child,
+    )

@@ -18,6 +18,7 @@ from celery_redlock.operations.doctor.placement import hosts
 from celery_redlock.wire import connector as connector_module
 from celery_redlock.wire.connector import Connector
 from celery_redlock.wire.url import parse_node
+from tests.nodes.support import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,6 +115,35 @@ def test_fork_waits_no_longer_than_a_block_says() -> None:
 
     work.may_end.set()
     thread.join(FAR)
+
+
+LATE = """
+import os, threading
+
+lock, has_lock = threading.Lock(), threading.Event()
+
+def hold():
+    with forks_wait(60), lock:
+        has_lock.set()
+        threading.Event().wait()
+
+def begin():
+    threading.Thread(target=hold, daemon=True).start()
+    has_lock.wait(0.2)  # a block that does not wait for the fork is earlier
+
+os.register_at_fork(before=begin)  # the first is called as the last one
+from celery_redlock.basics.forks import forks_wait
+
+pid = os.fork()
+if not pid:
+    os._exit(not lock.acquire(blocking=False))
+print(os.waitpid(pid, 0)[1], has_lock.wait(60))
+"""
+
+
+def test_block_begins_when_a_fork_has_ended() -> None:
+    """A fork looks for blocks first, and would copy the lock of one that begins."""
+    assert run_python(LATE) == ["0 True"]
 
 
 def test_fork_inside_a_block_does_not_wait_for_it() -> None:
