@@ -79,7 +79,8 @@ class KeyRule:
         key: A template (see ``KeyTemplate``), or a callable that returns the key. A
             callable gets the bound arguments that it names, as a worker sees them: a
             tuple as a list, and an object that JSON cannot carry as it is. If it names
-            ``headers``, which the task does not take, it gets those of the message.
+            ``headers``, which the task does not take, it gets those of the message. It
+            gets all by name: ``*args`` of its own would be empty for each call.
         keys: Templates, instead: each call takes all of their keys together. A mapping
             has the number of holders that each key may have at once.
         unique_on: Names of the arguments that are hashed; ``None``: all of them;
@@ -113,7 +114,7 @@ class KeyRule:
         self._templates = tuple(map(KeyTemplate, texts))
         self.key = key if callable(key) else self._filled_in if texts else None
         self._hidden = hidden or {}
-        self._by_position: list[str] = []  # arguments of a key function
+        self._by_position: dict[str, Any] = {}  # of a key function, with defaults
         self.wants_headers = False  # of the message
         kinds = {p.kind: name for name, p in signature.parameters.items()}
         self._rest = kinds.get(_P.VAR_KEYWORD)
@@ -214,7 +215,7 @@ class KeyRule:
         else:
             if self.wants_headers:
                 values[_HEADERS] = MappingProxyType(dict(headers or {}))
-            first = [values.pop(n) for n in self._by_position if n in values]
+            first = [values.pop(n, default) for n, default in self._by_position.items()]
             key = self.key(*first, **values)
         key = self._short(key)
         return wanted(key, self._limit, self._rate) if self._has_limits else (key, ())
@@ -457,7 +458,7 @@ class _Taken(NamedTuple):
 
     names: list[str] | None
     needed: list[str]
-    by_position: list[str]
+    by_position: dict[str, Any]
     headers: bool
 
     @classmethod
@@ -466,16 +467,30 @@ class _Taken(NamedTuple):
 
         A wrapper that takes any gets those of the function inside that the task has: it
         may inject the others.
+
+        Raises:
+            ConfigurationError: It takes `*args`, which would be empty.
         """
         try:
             takes = signature_of(key).parameters.values()
         except ValueError:  # a builtin without a signature
-            return cls(None, [], [], headers=False)
+            return cls(None, [], {}, headers=False)
         hidden, task = hidden_parameters(key), signature.parameters
         named = [p for p in takes if p.kind not in _OF_CATCH_ALL]
         by_name = [p.name for p in named]
+        kinds = {p.kind: p.name for p in takes}
+        # A wrapper, also one that does not say what it wraps, takes any by name, too.
+        is_wrapper = hidden or (not by_name and _P.VAR_KEYWORD in kinds)
+        if _P.VAR_POSITIONAL in kinds and not is_wrapper:
+            raise ConfigurationError(
+                f"The key function takes *{kinds[_P.VAR_POSITIONAL]}, which would be "
+                "empty for all calls: it gets the arguments of the task by name. Write "
+                "the names of those that make two calls the same, such as key=lambda "
+                "invoice_id: .... (A parameter with the name of the task's own *args "
+                "gets their list.)"
+            )
         names: list[str] | None = by_name
-        if any(p.kind is _P.VAR_KEYWORD for p in takes):
+        if _P.VAR_KEYWORD in kinds:
             inside = [name for name in hidden if name in (*task, _HEADERS)]
             names = [*by_name, *inside] if hidden else None
         asked = {*(p.name for p in takes), *hidden}
@@ -483,7 +498,7 @@ class _Taken(NamedTuple):
         if of_message:
             names = [name for name in names or () if name != _HEADERS]
         needed = [p.name for p in named if p.default is _P.empty]
-        by_position = [p.name for p in takes if p.kind is _P.POSITIONAL_ONLY]
+        by_position = {p.name: p.default for p in takes if p.kind is _P.POSITIONAL_ONLY}
         needed = [name for name in needed if name not in of_message]
         return cls(names, needed, by_position, headers=bool(of_message))
 

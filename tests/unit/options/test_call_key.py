@@ -596,6 +596,49 @@ def test_callable_gets_what_is_behind_a_catch_all() -> None:
         rule.key_of([1], {})
 
 
+def test_callable_gets_each_position_that_it_asks_for() -> None:
+    """An optional argument that a call leaves out moves no other into its place."""
+    rule = rule_of(f_any, key=lambda user="x", region="eu", /: f"{user}:{region}")
+
+    assert rule.key_of([1], {"region": "us"}) == "x:us"
+    assert rule.key_of([1], {"user": 7}) == "7:eu"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda *args: ":".join(map(str, args)),
+        lambda *args, b=2: f"{args}:{b}",
+        lambda a, *rest: f"{a}:{rest}",
+        lambda a, *rest, **more: f"{a}:{rest}:{more}",
+    ],
+    ids=["all", "keyword", "rest", "mirror"],
+)
+@pytest.mark.parametrize("task", [f, f_any])
+def test_callable_whose_positions_would_be_empty_is_refused(
+    task: Callable[..., object], function: Callable[..., str]
+) -> None:
+    """A function gets arguments by name: ``*args`` would be empty for all calls.
+
+    So all calls would have one key, and jobs with other arguments would be duplicates.
+    """
+    with pytest.raises(ConfigurationError, match=r"takes \*\w+, .* empty .* by name"):
+        rule_of(task, key=function)
+
+
+def test_callable_that_takes_anything_gets_all_by_name() -> None:
+    """A wrapper passes on what it gets; the ``*rest`` of the task is a list."""
+    seen: list[Any] = []
+
+    def wrapper(*args: Any, **named: Any) -> str:
+        seen.append((args, named))
+        return "x"
+
+    rule_of(f_any, key=wrapper).key_of([1, 2, 3], {"c": 4})
+    assert seen == [((), {"a": 1, "rest": [2, 3], "b": 2, "c": 4})]
+    assert rule_of(f_any, key=lambda rest: f"{rest}").key_of([1, 2], {}) == "[2]"
+
+
 def test_callable_gets_what_a_worker_sees() -> None:
     """The values are those of JSON. An object that only pickle carries stays itself."""
     seen: list[Any] = []
