@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -15,9 +15,8 @@ from celery_redlock.errors import ConfigurationError, LockHeld, LockLost
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
+    from celery_redlock.locks.lease import Lease
     from celery_redlock.locks.redlock import Redlock
-
-SHORT = 0.3  # seconds; the service does not renew by itself
 
 
 def end_of(rival: Redlock, key: str) -> None:
@@ -33,26 +32,28 @@ def end_of(rival: Redlock, key: str) -> None:
     until(is_free)
 
 
-def until_ended(lease: Any) -> None:
-    """Wait until the ttl of a lease has ended in the database, too."""
-    until(lambda: lease.clock.monotonic() > lease.started_at + lease.ttl + 0.1)
+def let_end(redlock: Redlock, lease: Lease, postgresql_store: str) -> None:
+    """Let the ttl of a lock end in the database, past its holder.
 
-
-def short(redlock: Redlock, key: str) -> Any:
-    """Take the lock for a short time. Nothing renews it."""
-    object.__setattr__(redlock.timing, "node_timeout", SHORT / 4)
-    lease = redlock.acquire(key, ttl=SHORT)
-    object.__setattr__(redlock.timing, "node_timeout", 5.0)
-    return lease
+    It can be done while a transaction keeps the row of the lock, as a renewal can.
+    """
+    end = "UPDATE redlock_keys SET expires_at = 0 WHERE name = %s"
+    name = redlock.keys.lock(lease.key).encode()
+    with psycopg.connect(postgresql_store) as operator:
+        assert operator.execute(end, [name]).rowcount == 1
 
 
 def test_transaction_keeps_others_out_after_the_ttl(
-    redlock: Redlock, rival: Redlock, connection: psycopg.Connection, key: str
+    redlock: Redlock,
+    rival: Redlock,
+    postgresql_store: str,
+    connection: psycopg.Connection,
+    key: str,
 ) -> None:
     """The lock is held until the commit, also if no renewal came for long."""
-    lease = short(redlock, key)
+    lease = redlock.acquire(key)
     lease.ensure(connection)
-    until_ended(lease)
+    let_end(redlock, lease, postgresql_store)
 
     with pytest.raises(LockHeld):
         rival.acquire(key)
@@ -62,13 +63,16 @@ def test_transaction_keeps_others_out_after_the_ttl(
 
 
 def test_lock_that_another_client_has_is_lost(
-    redlock: Redlock, rival: Redlock, connection: psycopg.Connection, key: str
+    redlock: Redlock,
+    rival: Redlock,
+    postgresql_store: str,
+    connection: psycopg.Connection,
+    key: str,
 ) -> None:
     """The database says so, where the clock of the holder was stopped."""
-    lease = short(redlock, key)
-    until_ended(lease)
+    lease = redlock.acquire(key)
+    let_end(redlock, lease, postgresql_store)
     end_of(rival, key)
-    object.__setattr__(lease, "until", lease.clock.monotonic() + 60)
 
     with pytest.raises(LockLost):
         lease.ensure(connection)
@@ -94,13 +98,13 @@ def test_sqlalchemy(
     """A connection and a session of SQLAlchemy are known."""
     url = postgresql_store.replace("postgresql:", "postgresql+psycopg:")
     engine = create_engine(url)
-    lease = short(redlock, key)
+    lease = redlock.acquire(key)
     with Session(engine) if kind == "session" else engine.connect() as given:
         given.begin()
 
         lease.ensure(given)
 
-        until_ended(lease)
+        let_end(redlock, lease, postgresql_store)
         with pytest.raises(LockHeld):
             rival.acquire(key)
         given.commit()
