@@ -9,6 +9,7 @@ import click
 from celery_redlock.cli.output.format import node_lines
 from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.errors import RedlockError
+from celery_redlock.members.deployment import unusable
 from celery_redlock.operations.inspect import NodeState, node_status
 from celery_redlock.operations.words import duration
 
@@ -64,7 +65,4 @@ def _refuse_what_cannot_begin(statuses: Sequence[NodeStatus]) -> None:
     """
     for node in statuses:
         if node.state in (NodeState.SILENT, NodeState.REFUSES):
-            raise RedlockError(
-                f"Node {node.label} {node.reason}. It may hold live locks, so nothing "
-                "was changed. Start or repair it, or remove it from the list of nodes."
-            )
+            raise RedlockError(unusable(node.label, node.reason))

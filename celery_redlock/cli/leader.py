@@ -10,7 +10,7 @@ from celery_redlock.basics.text import on_nodes
 from celery_redlock.beat import election_key
 from celery_redlock.cli.output.format import doubt_lines, holder_document
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
-from celery_redlock.operations.inspect import doubts_of, status_of
+from celery_redlock.operations.inspect import status_of
 from celery_redlock.operations.words import duration, since
 from celery_redlock.records.standbys import Leadership, leadership_of
 
@@ -31,7 +31,7 @@ def leader(session: Session) -> int:
     redlock = session.redlock
     found = leadership_of(redlock, election_key(session.app))
     status = status_of(redlock, found.lock)
-    lines = [*_lines(found, status), *doubt_lines(status.nodes, status.settings)]
+    lines = [*_lines(found, status), *doubt_lines(status.doubts, status.settings)]
     session.tell(lines, lambda: _document(found, status))
     return {True: DONE, False: WARNING, None: ERROR}[status.is_held]
 
@@ -65,7 +65,7 @@ def _document(found: Leadership, status: LockStatus) -> dict[str, Any]:
         "known": status.is_held is not None,
         "standbys": [_candidate(standby) for standby in found.standbys],
         "nodes": list(found.lock.ballot.labels),
-        "unseen": doubts_of(status.nodes),
+        "unseen": status.doubts,
     }
 
 

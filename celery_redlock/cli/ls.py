@@ -90,7 +90,7 @@ def _lines(seen: Scan, shown: Sequence[SeenHolder]) -> Iterator[str]:
         others_ = plural(others, "more key")
         if len(shown) < len(seen.found):
             yield f"{others_} on fewer nodes than a majority: --all shows them."
-    yield from doubt_lines(seen.nodes, seen.settings)
+    yield from doubt_lines(doubts_of(seen.nodes), seen.settings)
 
 
 def _document(seen: Scan, shown: Sequence[SeenHolder]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from celery_redlock.cli.output.session import (
     Failure,
     Session,
 )
-from celery_redlock.operations.inspect import NodeState, lock_holder
+from celery_redlock.operations.inspect import NodeState, doubts_of, lock_holder
 from celery_redlock.operations.kill_holder import HolderLives, kill_holder
 from celery_redlock.operations.release import (
     Operator,
@@ -130,7 +130,7 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
         fact = f"{key} is not held."
         if found.is_held is None:
             fact = f"It cannot be told whether {key} is held."
-        lines = [fact, *asked.facts, *doubt_lines(found.nodes, found.settings)]
+        lines = [fact, *asked.facts, *doubt_lines(found.doubts, found.settings)]
         session.tell(lines, lambda: document)
         return WARNING if found.is_held is False else ERROR
     if _are_of_others(found):
@@ -189,7 +189,7 @@ def _explanation(asked: Question, *, kill: bool) -> list[str]:
         )
     elif not asked.is_kept:
         why += " --kill ends the holder first."
-    lines = [*asked.holder_lines(), *asked.facts, *doubt_lines(asked.found.nodes)]
+    lines = [*asked.holder_lines(), *asked.facts, *doubt_lines(asked.found.doubts)]
     return [*lines, "", painted(fact, "warning"), *textwrap.wrap(why, _WIDTH), ""]
 
 
@@ -238,7 +238,7 @@ def _release_found(
         lines = [f"There is no {name} for {pattern}.", *unseen]
         if not seen.has_quorum:
             lines[0] = f"It cannot be told whether there is a {name} for {pattern}."
-            lines[1:] = doubt_lines(seen.nodes, seen.settings)
+            lines[1:] = doubt_lines(doubts_of(seen.nodes), seen.settings)
         session.tell(lines, lambda: document)
         return WARNING if seen.has_quorum else ERROR
     session.say(*_table(seen), "", *_EFFECT[seen.kind], *unseen, "")

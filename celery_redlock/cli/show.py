@@ -25,12 +25,14 @@ from celery_redlock.cli.output.format import (
 from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
 from celery_redlock.operations.inspect import (
+    ANSWERS,
     LockStatus,
     NodeState,
     NodeStatus,
     holder_text,
     lock_holder,
     lock_status,
+    unanswered,
 )
 from celery_redlock.operations.scan import permits_of
 from celery_redlock.operations.words import UNREADABLE, duration, permit_text, since
@@ -169,8 +171,8 @@ def _answers(found: LockStatus) -> list[str]:
 
 def _answer(vote: Vote | None, token: str, node: NodeStatus) -> MoodText:
     """Return the answer of a node, and what to know about it."""
-    if vote is None:
-        return MoodText("did not answer in time", "bad")
+    if vote is None or vote.kind not in ANSWERS:
+        return MoodText(unanswered(vote), "bad")
     doubt = "" if node.can_tell or node.state is NodeState.SILENT else node.doubt
     remark = f"; the node {doubt}" if doubt else ""
     if vote.kind is VoteKind.TAKEN:
@@ -179,9 +181,7 @@ def _answer(vote: Vote | None, token: str, node: NodeStatus) -> MoodText:
             return MoodText(f"held, {left}{remark}", "warning" if remark else "good")
         holder = holder_text(vote.value)
         return MoodText(f"held by {holder}, {left}{remark}", "warning")
-    if vote.kind is VoteKind.FREE:
-        return MoodText(f"free{remark}", "warning" if remark else "faint")
-    return MoodText(vote.reason or vote.kind.value, "bad")
+    return MoodText(f"free{remark}", "warning" if remark else "faint")
 
 
 def _document(

@@ -104,6 +104,23 @@ def initialize(
         SYSTEM_CLOCK.sleep(_PAUSE)
 
 
+def unusable(label: str, reason: str) -> str:
+    """Return the error text for a node that cannot be read or written at the start.
+
+    Args:
+        label: Its name.
+        reason: Why; reads on after its name. It may have the remedy, after a ``;``.
+    """
+    fact, *advice = reason.split("; ", 1)
+    remedy = (
+        "".join(advice) or "start or repair it, or remove it from the list of nodes"
+    )
+    return (
+        f"Node {label} {fact}. It may hold live locks, so nothing was changed. "
+        f"{remedy[0].upper()}{remedy[1:]}."
+    )
+
+
 def _refuse_what_is_not_new(
     guard: RestartGuard, nodes: PerNode[tuple[str, int, float]]
 ) -> None:
@@ -115,10 +132,7 @@ def _refuse_what_is_not_new(
             seconds of its quarantine that are left.
     """
     for label, reason in nodes.unseen.items():
-        raise RedlockError(
-            f"Node {label} {reason}. It may hold live locks, so nothing was changed. "
-            "Start or repair it, or remove it from the list of nodes."
-        )
+        raise RedlockError(unusable(label, reason))
     for label, (config, locks, left) in nodes.results.items():
         view = View.parse(config)
         is_ours = view is not None and view.configuration == guard.configuration

@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from celery_redlock.basics.resp import DOES_NOT_KNOW, ErrorReply
 from celery_redlock.basics.text import MOST_TOLD, fields_of, number_in, printable_line
@@ -40,12 +40,20 @@ if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.members.restart_guard import RestartGuard
     from celery_redlock.wire.client import NodeClient
+    from celery_redlock.wire.quorum import Vote
 
 _SAMPLE = 500  # keys
 _TRIAL_MS = 1000
 T = TypeVar("T")
 _CLOCK_READINGS = 12
+_PAUSED = (
+    "see whether writes are paused (CLIENT PAUSE, or a FAILOVER that has not ended), "
+    "and end that with CLIENT UNPAUSE or FAILOVER ABORT. Do not restart it: that loses "
+    "its locks"
+)
 _MS, _US = 1000, 1_000_000
+ANSWERS = (VoteKind.TAKEN, VoteKind.FREE)
+"""Votes that say who holds a lock."""
 
 
 class NodeState(enum.Enum):
@@ -151,10 +159,17 @@ class LockStatus:
         token, votes = ballot.top_taker
         unsure = 0
         for vote, node in zip(ballot.votes, self.nodes, strict=True):
-            answered = vote and vote.kind in (VoteKind.TAKEN, VoteKind.FREE)
+            answered = vote and vote.kind in ANSWERS
             names_it = vote and vote.kind is VoteKind.TAKEN and vote.token == token
             unsure += not names_it and not (answered and node.can_tell)
         return is_held(votes, unsure, ballot.quorum)
+
+    @property
+    def doubts(self) -> dict[str, str]:
+        """Why nodes cannot tell who holds it, by the name of the node."""
+        votes = zip(self.nodes, self.seen.ballot.votes, strict=True)
+        told = {node.label: node.doubt or unanswered(vote) for node, vote in votes}
+        return {label: why for label, why in told.items() if why}
 
     @property
     def values(self) -> dict[str, list[str]]:
@@ -284,6 +299,13 @@ def lock_holder(value: str) -> Holder:
 def holder_text(value: str) -> str:
     """Return the holder in the value of a lock, for display."""
     return str(holder_in(value) or "another program")
+
+
+def unanswered(vote: Vote | None) -> str:
+    """Return why this is no answer about a lock; ``""`` if it is one."""
+    if vote is None:
+        return "did not answer in time"
+    return "" if vote.kind in ANSWERS else vote.reason or vote.kind.value
 
 
 def is_held(votes: int, unsure: int, quorum: int) -> bool | None:
@@ -427,9 +449,14 @@ def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
             database=client.database,
         )
         is_new = status.state in (NodeState.NEW, NodeState.REFUSES)  # or may be
-        denied, unknown = try_commands(  # must be last
-            client, redlock.keys.prefix, is_new=is_new
-        )
+        try:
+            denied, unknown = try_commands(  # must be last
+                client, redlock.keys.prefix, is_new=is_new
+            )
+        except NodeUnreachable:
+            if status.state is not NodeState.REFUSES:
+                raise
+            return report  # it finishes no write, as its status says
         return replace(report, denied=denied, unknown=unknown)
 
     nodes = each_answering(redlock, visit, statuses)
@@ -467,6 +494,9 @@ def _status_of(client: NodeClient, redlock: Redlock) -> NodeStatus:
         now = int(time[0]) + int(time[1]) / _US
         left = max(0.0, number_in(known["quarantine_until"]) / _MS - now)
     state, reason = _state(client, guard, info, known, left)
+    if (error := _refusal(info_text, meta, time)) and state is not NodeState.UNFIT:
+        reason = info.get("denied") or error  # and nothing follows from what it told
+        return NodeStatus(client.label, NodeState.REFUSES, reason, info=info)
     view = known.get("config", "") if _has_our_settings(guard, known) else ""
     own = view if state is NodeState.VOTES else ""
     if state in (NodeState.VOTES, NodeState.QUARANTINED, *_UNASKED):
@@ -488,22 +518,42 @@ def _refusal_to_write(client: NodeClient, redlock: Redlock, view: str) -> str:
         view: That of the node if it should vote now, else "": it has a text to write.
     """
     key = redlock.keys.trial(token := new_base())
-    command: tuple[object, ...] = ("SET", key, "", "PX", _TRIAL_MS)
-    if view:
-        hint = (round(redlock.clock.wall() * _US), redlock.guard.hint_tolerance_us)
-        words = (token, "", _TRIAL_MS, *hint, view, stripe_of(token))
-        command = ("EVAL", ACQUIRE.source, 2, key, redlock.keys.meta, *words)
     try:
-        (reply,) = client.ask(command)
+        if view:
+            hint = (round(redlock.clock.wall() * _US), redlock.guard.hint_tolerance_us)
+            words = (token, "", _TRIAL_MS, *hint, view, stripe_of(token))
+            reply = _acquire(client, 2, key, redlock.keys.meta, *words)
+        else:
+            (reply,) = client.ask(("SET", key, "", "PX", _TRIAL_MS))
     except NodeUnreachable as error:
-        if not (reason := str(error)).startswith("did not answer"):
+        if "did not answer" not in str(error):
             raise
-        return reason.replace("did not answer", "has not finished a write")
-    if not isinstance(reply, ErrorReply):
-        return ""
+        late = f"has not finished a write within {redlock.timing.connect_timeout:g} s"
+        return late if client.is_store else f"{late}; {_PAUSED}"
+    return _refusal(reply)
+
+
+def _acquire(client: NodeClient, *words: object) -> Any:
+    """Send the script of a grant as the locks do, and return the reply.
+
+    By its name; and where the server lacks it, once more after it was loaded, and then
+    as a text. A user may be denied one of these commands and not the others.
+    """
+    by_name = ("EVALSHA", ACQUIRE.sha, *words)
+    load, by_text = ("SCRIPT", "LOAD", ACQUIRE.source), ("EVAL", ACQUIRE.source, *words)
+    for commands in ((by_name,), (load, by_name), (by_text,)):
+        *_, reply = client.ask(*commands)
+        if not str(reply).startswith("NOSCRIPT"):
+            break
+    return reply
+
+
+def _refusal(*replies: object) -> str:
+    """Return why a node grants no lock that has replied so; ``""`` without an error."""
+    error = next((str(it) for it in replies if isinstance(it, ErrorReply)), "")
     # Servers put the place in the script behind their first sentence, and advice.
-    said = printable_line(str(reply).removeprefix("ERR "), MOST_TOLD)
-    return f"grants no lock: {said.partition('. ')[0].rstrip('.')}"
+    said = printable_line(error.removeprefix("ERR "), MOST_TOLD).partition(". ")[0]
+    return f"grants no lock: {said.rstrip('.')}" if error else ""
 
 
 def _has_our_settings(guard: RestartGuard, meta: Mapping[str, str]) -> bool:

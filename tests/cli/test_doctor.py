@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.devnodes import ServerOptions
+from celery_redlock.errors import QuorumUnreachable
 from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.acl import COMMANDS, OUR_KEYS, acl_rules
-from celery_redlock.operations.inspect import inspect_nodes
+from celery_redlock.operations.inspect import NodeState, inspect_nodes, node_status
 from celery_redlock.operations.scan import keys_without_ttl, scan
 from celery_redlock.records.beat_slots import SlotRecord, mark_slot
 from celery_redlock.records.standbys import StandbyList, leadership_of
@@ -128,6 +129,15 @@ def recovers(redlock: Redlock) -> bool:
     return not redlock.check().problems
 
 
+def is_granted(redlock: Redlock, key: str) -> bool:
+    """Tell whether a lock of this key is granted."""
+    try:
+        redlock.acquire(key)
+    except QuorumUnreachable:
+        return False
+    return True
+
+
 def denied(redlock: Redlock) -> list[tuple[str, ...]]:
     """Return what an inspection of each node finds to be denied."""
     return [report.denied for report in inspect_nodes(redlock, span=0.01)]
@@ -178,6 +188,32 @@ def test_each_missing_command_is_named(start_nodes: Callable[..., DevNodes]) -> 
             node.command("ACL", "SETUSER", "redlock", f"-{verb}")
             assert denied(redlock)[0] == (command,)
             node.command("ACL", "SETUSER", "redlock", f"+{command}")
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("scripts", ["loaded", "missing"])
+def test_node_is_said_to_vote_if_a_lock_gets_its_vote(
+    start_nodes: Callable[..., DevNodes], scripts: str
+) -> None:
+    """Whichever command the ACL does not allow, and whether it has the scripts."""
+    nodes = start_nodes(1, options=LIMITED)
+    (node,) = nodes.nodes
+    said, granted = {}, {}
+    for command in COMMANDS:
+        verb = command.partition("|")[0]
+        node.command("ACL", "SETUSER", "redlock", f"-{verb}")
+        if scripts == "missing":
+            node.command("SCRIPT", "FLUSH")
+        with client(nodes) as redlock:
+            (status,) = node_status(redlock)
+            if scripts == "missing":
+                node.command("SCRIPT", "FLUSH")
+            said[command] = status.state is NodeState.VOTES
+            granted[command] = is_granted(redlock, command)
+        node.command("ACL", "SETUSER", "redlock", f"+{command}")
+
+    assert said == granted
+    assert not granted["evalsha"]
 
 
 @pytest.mark.every_server

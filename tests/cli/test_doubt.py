@@ -17,6 +17,7 @@ REASONS = {
     "restarted": ": it may have forgotten locks",
     "other": "is set up differently",
     "denied": "NOPERM",
+    "unreadable": "NOPERM",
 }
 OF_MOST = {
     **REASONS,
@@ -24,6 +25,7 @@ OF_MOST = {
 }
 ways = pytest.mark.parametrize("way", with_long(REASONS, "other"))
 ways_of_one_node = pytest.mark.parametrize("way", ["down", "restarted", "denied"])
+ways_of_asking = pytest.mark.parametrize("way", ["paused", "no-scripts"])
 OTHER: dict[str, Any] = {"redlock_max_ttl": 120.0}
 
 
@@ -42,6 +44,12 @@ def doubtful(project: Project, way: str, *nodes: int) -> dict[str, Any]:
         elif way == "denied":
             rights = ("resetkeys", "~elsewhere:*")
             project.nodes[index].command("ACL", "SETUSER", "default", *rights)
+        elif way == "unreadable":
+            project.nodes[index].command("ACL", "SETUSER", "default", "-hmget")
+        elif way == "no-scripts":
+            project.nodes[index].command("ACL", "SETUSER", "default", "-evalsha")
+        elif way == "paused":
+            project.nodes[index].command("CLIENT", "PAUSE", "60000", "WRITE")
     return settings_of(way)
 
 
@@ -70,6 +78,25 @@ def test_command_that_cannot_tell_says_so_and_exits_with_3(
     assert "0 locks held" not in run.out
     assert "not held" not in run.out
     assert run.out.count(OF_MOST[way]) >= 2
+
+
+@ways_of_asking
+@pytest.mark.parametrize(
+    "words",
+    [("show", "free"), ("release", "free", "--yes"), ("leader",)],
+    ids="-".join,
+)
+def test_node_that_is_read_and_does_not_answer_about_a_lock_is_named(
+    project: Project, words: tuple[str, ...], way: str
+) -> None:
+    """Its keys can be read, but a request by a script gets no vote of it."""
+    doubtful(project, way, 0, 1)
+
+    run = project.redlock(*words)
+
+    reason = {"paused": "did not answer", "no-scripts": "NOPERM"}[way]
+    assert run.code == 3
+    assert run.out.count(reason) == 2
 
 
 @ways_of_one_node

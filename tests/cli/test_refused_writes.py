@@ -72,6 +72,35 @@ def test_doctor_names_the_refusal_and_that_nothing_can_be_locked(
     assert all(REFUSALS[refusing][0] in one["remedy"] for one in found[1:])
 
 
+def test_doctor_tells_a_node_whose_writes_are_paused_from_one_that_is_down(
+    project: Project,
+) -> None:
+    """It runs and can be read: to start it again would lose its locks."""
+    project.nodes[1].command("CLIENT", "PAUSE", "60000", "WRITE")
+
+    run = project.redlock("doctor", "--json")
+
+    found = {one["code"]: one for one in run.document["findings"]}
+    assert "unreachable" not in found
+    assert "has not finished a write within 1 s" in found["refused-writes"]["fact"]
+    assert "CLIENT UNPAUSE" in found["refused-writes"]["remedy"]
+    assert "Do not restart it" in found["refused-writes"]["remedy"]
+
+
+def test_init_says_what_to_do_with_a_node_whose_writes_are_paused(
+    project: Project,
+) -> None:
+    """One remedy, that of the node: none contradicts it."""
+    project.nodes[1].command("CLIENT", "PAUSE", "60000", "WRITE")
+
+    run = project.redlock("init", "--yes")
+
+    assert run.code == 1
+    assert "CLIENT UNPAUSE" in run.err
+    assert "nothing was changed" in run.err
+    assert "Start or repair it" not in run.err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

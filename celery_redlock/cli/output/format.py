@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.text import cut_to, printable, width_of
 from celery_redlock.cli.output.ink import painted
-from celery_redlock.operations.inspect import doubts_of
 from celery_redlock.operations.words import (
     UNREADABLE,
     age_of,
@@ -146,11 +145,9 @@ def unseen_lines(unseen: Mapping[str, str]) -> list[str]:
     return [painted(f"Node {label} {why}.", "warning") for label, why in unseen.items()]
 
 
-def doubt_lines(nodes: Iterable[NodeStatus], settings: str = "") -> list[str]:
+def doubt_lines(doubts: Mapping[str, str], settings: str = "") -> list[str]:
     """Return why nodes cannot tell the held locks, and how settings differ."""
-    return unseen_lines(doubts_of(nodes)) + (
-        [painted(settings, "warning")] if settings else []
-    )
+    return unseen_lines(doubts) + ([painted(settings, "warning")] if settings else [])
 
 
 def keys_text(key: str) -> str:

@@ -83,7 +83,7 @@ def refused_writes(report: NodeReport, _: Case) -> Iterator[Finding]:
     if status.state is NodeState.REFUSES and not named:
         fact, *advice = status.reason.split("; ", 1)
         remedies = (it for sign, it in _WRITES.items() if sign in fact)
-        remedy = next(remedies, as_sentence("".join(advice)) if advice else _LOG)
+        remedy = as_sentence(advice[0]) if advice else next(remedies, _LOG)
         yield Finding("refused-writes", ERROR, fact, remedy)
 
 
