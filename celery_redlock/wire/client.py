@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.glob import escaped, head_of, matcher
 from celery_redlock.basics.resp import ErrorReply, pack, refusal_of
-from celery_redlock.wire.connection import ConnectionLost, open_connection
+from celery_redlock.wire.connection import NO_ANSWER, ConnectionLost, open_connection
 from celery_redlock.wire.store_connection import StoreConnection, open_store
 
 if TYPE_CHECKING:
@@ -115,9 +115,8 @@ class NodeClient:
                 else:
                     raise NodeUnreachable("closed the connection")
         except TimeoutError:
-            raise NodeUnreachable(
-                f"did not answer within {self._timeout:g} s"
-            ) from None
+            late = NO_ANSWER.format(timeout=self._timeout)
+            raise NodeUnreachable(late) from None
         except OSError as error:
             raise NodeUnreachable(f"lost its connection: {error}") from None
         except ErrorReply as error:

@@ -239,7 +239,7 @@ def _opened(  # noqa: PLR0911  (one for each kind of failure)
         if "handshake" in str(error.__context__):
             return _NO_TLS_ANSWER.format(timeout=timeout)
         if "reading from" in str(error):
-            return _NO_ANSWER.format(timeout=timeout)
+            return NO_ANSWER.format(timeout=timeout)
         return f"did not accept a connection within {timeout:g} s"
     except (RedisError, OSError, ValueError) as error:
         if "refused" in str(error).lower():
@@ -372,7 +372,7 @@ _UNREADABLE = (
     "cannot be used, as the file of {option} cannot be read; correct that option in "
     "its URL, or the rights of the file"
 )
-_NO_ANSWER = (
+NO_ANSWER = (
     "accepts connections, but did not answer within {timeout:g} s; see whether its "
     "process is stopped, is busy or swaps. Do not restart it: that loses its locks"
 )

@@ -47,3 +47,24 @@ def test_malformed_greeting_is_a_result_like_any_other(server: ScriptedServer) -
 
     with pytest.raises(NodeUnreachable, match="cannot be connected to"):
         NodeClient(parse_node(server.url), SOON)
+
+
+def test_server_that_stops_answering_is_not_said_to_be_down() -> None:
+    """It accepted the connection: to start it again would lose its locks."""
+
+    def answer(words: list[bytes], _: socket.socket) -> bytes:
+        if words[0].upper() == b"INFO":
+            return b"$11\r\nrole:master\r\n"
+        return b"" if words[0].upper() == b"DBSIZE" else b"+OK\r\n"
+
+    server = ScriptedServer(answer)
+    try:
+        with (
+            NodeClient(parse_node(server.url), 0.2) as client,
+            pytest.raises(NodeUnreachable, match="Do not restart it") as told,
+        ):
+            client.ask(("DBSIZE",))
+    finally:
+        server.stop()
+
+    assert str(told.value).startswith("accepts connections, but did not answer")
