@@ -317,7 +317,7 @@ class Decision:
         return self.words
 
     def needs_queue(self, situation: Any) -> bool:  # noqa: ARG002  (for some decisions)
-        """Tell whether the call has to come back: one that runs eagerly fails then."""
+        """Tell whether the call returns to its queue; an eager call then fails."""
         return False
 
     def perform(self, call: Any) -> Any:

@@ -30,10 +30,10 @@ def _keep(name: str, value: Any) -> Any:
 @policy
 @dataclass(frozen=True, slots=True)
 class BufferOne(ConflictDecision):
-    """Let one more run follow the running call, however many calls are refused.
+    """Wait in the queue; of all waiting calls one runs, by default the newest.
 
-    Of the calls that wait the ``"latest"`` to be published runs, or the ``"first"``;
-    ``keep=None``: the task's ``buffer_keep``. The call waits in its queue, and tries
+    ``keep`` is ``"latest"`` or ``"first"``, in the order of publication; ``None``: the
+    task's ``buffer_keep``. A call that is not kept is skipped. A call that waits tries
     again after ``countdown`` seconds; ``None``: the task's ``retry_countdown``, or
     else after a second, then less and less often, up to half a ttl.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 import textwrap
 from datetime import timedelta
 from pathlib import Path
@@ -24,8 +25,13 @@ from celery_redlock.policies import (
     BufferOne,
     CancelRunning,
     Conflict,
+    ConflictDecision,
+    Decision,
+    LossDecision,
     Outage,
+    OutageDecision,
     PolicyOption,
+    PublishDecision,
     Raise,
     Retry,
     Run,
@@ -127,6 +133,16 @@ def test_each_policy_of_the_package_is_exported() -> None:
 
     assert found == {kind.__name__ for kind in POLICIES.values()}
     assert found <= {*policies.__all__}
+
+
+@pytest.mark.parametrize("kind", POLICIES.values(), ids=POLICIES)
+def test_each_policy_has_its_texts(kind: type[Decision]) -> None:
+    """Its file begins with its word; log and ``explain`` say what becomes of a call."""
+    bases = (ConflictDecision, PublishDecision, LossDecision, OutageDecision)
+
+    assert str(sys.modules[kind.__module__].__doc__).startswith(f"``{kind.name}``: ")
+    assert kind.words or kind.describe not in {base.describe for base in bases}
+    assert getattr(kind, "words_at_publish", True)
 
 
 @pytest.mark.parametrize("value", [5, 5.0, timedelta(seconds=5)])
