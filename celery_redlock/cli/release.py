@@ -140,7 +140,7 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
     session.say(*_explanation(asked, kill=kill))
     if dry_run:
         session.tell([_NOTHING_DONE], lambda: document)
-        return DONE
+        return ERROR if found.is_held is None else DONE
     if kill:
         session.confirm("Kill the holder, and release this lock?", yes=yes)
         document["killed"] = _kill(session, asked.holders)
@@ -241,10 +241,13 @@ def _release_found(
             lines[1:] = doubt_lines(doubts_of(seen.nodes), seen.settings)
         session.tell(lines, lambda: document)
         return WARNING if seen.has_quorum else ERROR
+    if not seen.has_quorum:
+        unseen = doubt_lines(doubts_of(seen.nodes), seen.settings)
+        unseen.insert(0, "It cannot be told whether there are more.")
     session.say(*_table(seen), "", *_EFFECT[seen.kind], *unseen, "")
     if dry_run:
         session.tell([_NOTHING_DONE], lambda: document)
-        return DONE
+        return DONE if seen.has_quorum else ERROR
     session.confirm(f"Release {plural(len(seen.found), name)}?", yes=yes)
     released, unseen_now = release_found(session.redlock, seen)
     document |= {"released": released, "unseen": {**seen.unseen, **unseen_now}}

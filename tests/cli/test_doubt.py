@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cli.project import claim
 from tests.conftest import with_long
 from tests.nodes.support import locks
 
@@ -135,6 +136,21 @@ def test_lock_that_needs_a_doubtful_vote_may_be_held(
     assert [lock["held"] for lock in document["locks"]] == [None]
     assert document["known"] is True
     assert REASONS[way] in document["doubts"][project.label(0)]
+
+
+@pytest.mark.parametrize("what", ["k", "--claims"])
+def test_dry_run_that_cannot_tell_exits_with_3(project: Project, what: str) -> None:
+    """It shows what it has seen, as without a doubt, and is no success."""
+    project.hold("k")
+    claim(project)
+    project.kill(0, 1)
+
+    run = project.redlock("release", what, "--dry-run")
+
+    assert run.code == 3
+    assert "on 1 of 3 nodes" in run.out or "1/3" in run.out
+    assert "annot be told" in run.out
+    assert "Nothing was done." in run.out
 
 
 def test_other_settings_come_with_the_difference(project: Project) -> None:
