@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from celery_redlock.devnodes import DevNodes
     from celery_redlock.locks.redlock import Redlock
 
-SHORT = 1.0  # seconds for which a lock is held that is not renewed
+WAITED = 0.3  # seconds until a lock is released
 SOON = 30.0  # seconds, on a busy machine
 
 
@@ -48,13 +49,15 @@ def test_lock_of_a_task_can_wait(app: Celery, redlock: Redlock, key: str) -> Non
     def job(name: str) -> None: ...
 
     async def work() -> None:
-        redlock.acquire(key, ttl=SHORT)
+        held = redlock.acquire(key)
+        asyncio.get_running_loop().call_later(WAITED, redlock.release, held)
         async with job.alock(key, wait=SOON) as lease:
             assert lease.key == key
 
-    redlock.acquire(key, ttl=SHORT)
+    held = redlock.acquire(key)
     with pytest.raises(LockHeld), job.lock(key):
         pytest.fail("two users are inside")
+    threading.Timer(WAITED, redlock.release, [held]).start()
     with job.lock(name=key, wait=SOON) as lease:
         assert lease.key == key
     asyncio.run(work())
