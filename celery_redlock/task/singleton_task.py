@@ -22,7 +22,7 @@ import inspect
 import warnings
 from collections.abc import Mapping
 from contextlib import asynccontextmanager, contextmanager
-from types import FunctionType, GenericAlias
+from types import FunctionType, GenericAlias, ModuleType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -685,16 +685,39 @@ def _request_class_of(task: type[Task]) -> Any:
 
 
 def _warn_of_bypass(task: type[Task]) -> None:
-    """Warn about a ``__call__`` that replaces the one that takes the lock."""
+    """Warn about a method of a base class that skips the one of ours behind it.
+
+    That is a ``__call__`` without the lock, or an ``apply_async`` without a look for
+    duplicates and a place in the line.
+    """
     before = task.__mro__[: task.__mro__.index(SingletonTask)]
     for base in before:
-        if "__call__" in vars(base) and not _may_call_on(vars(base)["__call__"]):
-            warnings.warn(
-                f"{base.__module__}.{base.__qualname__}.__call__ does not call "
-                f"super().__call__(), so the task {task.name} takes no lock.",
-                RuntimeWarning,
-                stacklevel=2,
+        call = vars(base).get("__call__")
+        if call and (not _may_call_on(call) or _skips(SingletonTask, task, call)):
+            _warn(base, "__call__", f"the task {task.name} takes no lock")
+    options = task.lock_options
+    tells_nodes = options.registers_successors or options.in_order
+    if not (options.is_unique_before_it_runs or tells_nodes):
+        return
+    for base in task.__mro__[: task.__mro__.index(Task)]:
+        send = vars(base).get("apply_async")
+        ours = SingletonTask if base in before else NextToCelery
+        if send and base not in _OURS and _skips(ours, task, send):
+            _warn(
+                base,
+                "apply_async",
+                f"calls of the task {task.name} are published without a look for "
+                "duplicates, and without a place in the order of publishing",
             )
+
+
+def _warn(base: type, method: str, consequence: str) -> None:
+    warnings.warn(
+        f"{base.__module__}.{base.__qualname__}.{method} does not call "
+        f"super().{method}(), so {consequence}.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def _may_call_on(call: Callable[..., Any]) -> bool:
@@ -707,5 +730,27 @@ def _may_call_on(call: Callable[..., Any]) -> bool:
         return True
     return bool(set(code.co_freevars) - {"__class__"})
 
+
+def _skips(ours: type, task: type[Task], method: Callable[..., Any]) -> bool:
+    """Tell whether a method names only task classes that stand behind ours.
+
+    ``Task.apply_async(self, ...)`` does not lead to ours; ``super()`` does.
+    """
+    function = inspect.unwrap(method)
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_freevars or "super" in code.co_names:
+        return False
+    named = [function.__globals__.get(name) for name in code.co_names]
+    # A task that is not yet bound would be, if its attributes were looked at.
+    modules = [one for one in named if issubclass(type(one), ModuleType)]
+    named += [vars(one).get(name) for one in modules for name in code.co_names]
+    classes = [one for one in named if issubclass(type(one), type)]
+    tasks = [one for one in classes if issubclass(one, Task)]
+    order = task.__mro__
+    leads = order[: order.index(ours) + 1] if ours in order else order[:1]
+    return bool(tasks) and not any(one in leads for one in tasks)
+
+
+_OURS = (SingletonTask, NextToCelery)
 
 worker_hooks.connect()

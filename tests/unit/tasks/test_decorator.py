@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
+import celery
 import pytest
 from celery import Celery, Task
 from celery.worker.request import Request
@@ -30,6 +31,20 @@ class HouseTask(Task):
     def delay_on_commit(self) -> str:
         """Return a text, like a method that only Django's task class has."""
         return "committed"
+
+
+class DirectTask(Task):
+    """A user's base class that names Celery's class where others write ``super()``."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the body as Celery does."""
+        return Task.__call__(self, *args, **kwargs)
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """Publish as Celery does."""
+        return celery.Task.apply_async(self, args, kwargs, **options)
 
 
 class HouseRequest(Request):
@@ -292,6 +307,43 @@ def test_call_that_skips_ours_is_warned_about(app: Celery) -> None:
 
     with pytest.warns(RuntimeWarning, match="takes no lock"):
         app.register_task(Bypass())
+
+
+def test_call_that_names_celerys_task_is_warned_about(app: Celery) -> None:
+    """``Task.__call__`` in a subclass does not lead to ours."""
+
+    class Bypass(SingletonTask):
+        name = "bypass"
+        __call__ = DirectTask.__call__
+
+        def run(self) -> None: ...
+
+    with pytest.warns(RuntimeWarning, match=r"super\(\).__call__\(\).*takes no lock"):
+        app.register_task(Bypass())
+
+
+def test_publishing_that_names_celerys_task_is_warned_about(app: Celery) -> None:
+    """``Task.apply_async`` in a base class publishes without a claim or a place."""
+
+    class Bypass(SingletonTask):
+        name = "bypass"
+        apply_async = DirectTask.apply_async
+        redlock: ClassVar[Any] = {"on_conflict": "buffer_one"}
+
+        def run(self) -> None: ...
+
+    fault = r"super\(\)\.apply_async\(\).* without a look for duplicates"
+    with pytest.warns(RuntimeWarning, match=fault):
+        app.register_task(Bypass())
+    with pytest.warns(RuntimeWarning, match=fault):
+        job_of(app, base=DirectTask, unique_while="queued").lock_key()
+
+
+def test_base_class_that_names_celerys_task_may_stand_behind_ours(app: Celery) -> None:
+    """The lock is taken in front of its ``__call__``, and nothing is claimed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        job_of(app, base=DirectTask).lock_key()
 
 
 def test_call_that_uses_super_is_not_warned_about(app: Celery) -> None:
