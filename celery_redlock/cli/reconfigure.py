@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.redlock import Redlock
 
+_STANDSTILL = "Until the nodes vote for the new settings, no lock is granted or renewed"
 _URL = r"(?:[^\s,=/]+=)?\w+://"  # its beginning, which may give it a name
 
 
@@ -184,17 +185,17 @@ def _comparison(before: Redlock, after: Redlock, *, abort: bool) -> list[str]:
     nodes = plural(len(before.labels), "node")
     longest = duration(max(before.timing.quarantine, after.timing.quarantine))
     if abort:
-        later = f"or in about {longest} if new nodes have lost their memory"
+        later = f"at once, or in about {longest} if new nodes have lost their memory"
         summary = [
             f"{nodes} afterwards, and redlock_max_ttl is {old_ttl:g} s: as they were.",
-            f"This change is taken back: locks are granted again at once, {later}.",
+            f"When this change is taken back, locks are granted again {later}.",
         ]
     else:
         later = f", and {new_ttl:g} s afterwards" if old_ttl != new_ttl else ""
         summary = [
             f"{nodes}, {len(after.labels)} afterwards.",
             f"redlock_max_ttl is {old_ttl:g} s{later}.",
-            painted(f"No lock is granted or renewed for about {longest}.", "warning"),
+            painted(f"{_STANDSTILL}: about {longest}.", "warning"),
             "A task that runs longer than its ttl meanwhile loses its lock.",
         ]
     table_lines = table((Column("NODE"), Column("AFTERWARDS")), rows)

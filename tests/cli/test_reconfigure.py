@@ -85,6 +85,35 @@ def test_reconfigure_changes_max_ttl(start_project: Callable[..., Project]) -> N
     assert lock(project.urls, max_ttl=1)
 
 
+@pytest.mark.parametrize(
+    ("more", "code", "said", "plan"),
+    [
+        ((), 0, "have the new configuration already", "Until the nodes vote for"),
+        (("--abort",), 3, "Nothing was changed.", "When this change is taken back,"),
+    ],
+    ids=["again", "abort"],
+)
+def test_plan_of_a_change_that_is_finished_is_no_report(
+    start_project: Callable[..., Project],
+    more: tuple[str, ...],
+    code: int,
+    said: str,
+    plan: str,
+) -> None:
+    """It is shown before the nodes are asked, so it states no fact about locks."""
+    project = start_project(3, SETTINGS, max_ttl=MAX_TTL)
+    words = ("reconfigure", "--max-ttl", "1", "--yes")
+    assert project.redlock(*words).code == 0
+
+    run = project.redlock(*words, *more)
+
+    assert run.code == code
+    assert said in run.out + run.err
+    assert plan in run.out
+    assert "No lock is granted" not in run.out
+    assert "This change is taken back:" not in run.out
+
+
 def test_reconfigure_resumes_after_an_interrupt(
     start_project: Callable[..., Project],
 ) -> None:
@@ -138,5 +167,5 @@ def test_reconfigure_without_a_yes_does_nothing(project: Project) -> None:
     run = project.redlock("reconfigure", "--max-ttl", "120", typed="n\n")
 
     assert run.code == 1
-    assert "No lock is granted or renewed for about 2 m 03 s" in run.out
+    assert "no lock is granted or renewed: about 2 m 03 s" in run.out
     assert project.service.acquire("k").is_valid()
