@@ -62,7 +62,7 @@ _body_of: tuple[int, str] = 0, ""  # the process, and the family of what it runs
 def new_base() -> str:
     """Mint the part of a token that stays the same for one execution.
 
-    In the body of a task of this process, it is of the task's family.
+    In the body of a task, it begins with the family of the task.
     """
     process, family = _body_of
     if family and process != os.getpid():  # also a process that a body has forked
@@ -71,7 +71,7 @@ def new_base() -> str:
 
 
 def family_of(base: str) -> str:
-    """Return what the bases of an execution, and of the locks of its body, begin with.
+    """Return the common prefix of the bases of an execution and its body's locks.
 
     By it, the worker's main process finds all locks of a child that is gone.
     """
@@ -79,7 +79,7 @@ def family_of(base: str) -> str:
 
 
 def note_body(base: str) -> None:
-    """Note that this process runs the body of this execution; "" that it has ended."""
+    """Note the execution whose body this process runs; "" when the body has ended."""
     global _body_of  # noqa: PLW0603  (one of each process: threads of a body take locks)
     _body_of = os.getpid(), family_of(base)
 

@@ -53,7 +53,7 @@ class Occupancy:
 
     Attributes:
         limit: The limit.
-        replies: What each of them says.
+        replies: The answer of each node.
         quorum: How many nodes are a majority of all.
     """
 
@@ -81,7 +81,7 @@ class Occupancy:
         return self._is_full_alike() or all(map(self._is_held, numbers))
 
     def _is_full_alike(self) -> bool:
-        """Tell whether a majority says the same, and that no permit is free."""
+        """Tell whether a majority names the same holders, and one for each permit."""
         first = self.replies[0]
         alike = sum(reply.text == first.text for reply in self.replies)
         return alike >= self.quorum and first.is_full

@@ -793,7 +793,7 @@ class Redlock:
 
 
 def _is_passing(failure: LockUnavailable) -> bool:
-    """Tell whether no other client and no node is the reason: the next try may win."""
+    """Tell whether the next try may win: split votes, or a fault that has passed."""
     if isinstance(failure, QuorumUnreachable):
         return failure.ballot is not None and failure.ballot.is_passing
     return isinstance(failure, LockContended)

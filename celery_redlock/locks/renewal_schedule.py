@@ -55,7 +55,7 @@ class Watch:
 
     @property
     def due_at(self) -> float:
-        """The instant at which to look at the lease next."""
+        """The instant of the next look at the lease."""
         until = self.lease.until
         return until if self.renewing else min(self.renew_at, until)
 

@@ -96,7 +96,7 @@ _all: weakref.WeakSet[Broadcast] = weakref.WeakSet()
 
 
 def finish_requests() -> None:
-    """Wait until all has left that was handed over, for a second at most.
+    """Wait until all requests are sent, for a second at most.
 
     A process that ends takes its threads with it. Without this wait the nodes might
     never see the last requests, which wait for no reply: a claim that is released, a
@@ -115,13 +115,13 @@ class InFlight:
 
     Attributes:
         requests: The requests.
-        unsent: Those that the driver has still to send.
-        unfinished: Those that are not done, as of the last look.
+        unsent: The requests that the driver has still to send.
+        unfinished: The requests that were not done at the last look.
         waits: Whether a caller waits. If not, the call is over when it was sent.
         came_at: Instant at which the caller came.
         until: Instant at which the call is over; None for the time that nodes may take.
         due_at: Instant at which to judge the call if no reply comes before.
-        sends: How many times it was begun to be sent.
+        sends: The number of attempts to send the requests.
         is_sent_before: Whether its requests were sent by an earlier call.
         is_over: Whether there is nothing more to wait for.
         has_news: Whether a vote came since the last look.
@@ -168,11 +168,11 @@ class InFlight:
         self.event: Event | None = None
 
     def is_due(self, now: float) -> bool:
-        """Tell whether the time of these requests is up, and they are not over."""
+        """Tell whether the call has passed its deadline, and is not over."""
         return not self.is_over and self.due_at <= now
 
     def note_vote(self) -> None:
-        """Have the driver look at this call."""
+        """Queue the call for the driver, which judges it."""
         if not self.has_news and self.inbox is not None:
             self.has_news = True
             self.inbox.append(self)
@@ -236,7 +236,7 @@ class Exchange:
         self.is_steady = True
         self.is_over = False
 
-    # -- whose it is -----------------------------------------------------------------
+    # -- the driver ------------------------------------------------------------------
 
     @property
     def driver(self) -> int | None:
@@ -262,12 +262,12 @@ class Exchange:
             self._waker.wake()
 
     def successor(self, driver: int | None, *, keeps: bool) -> Exchange:
-        """Return the one exchange that takes the place of this one.
+        """Return the only exchange that replaces this one.
 
         Args:
             driver: The thread that drives it.
-            keeps: Whether to keep the connections that are not being changed. Not if
-                the thread that drove this exchange may go on.
+            keeps: Whether to keep the connections that are not being changed; False
+                where the driver of this exchange may still run.
         """
         return self._heir.setdefault(_ONE, self._anew(driver, keeps=keeps))
 
@@ -295,7 +295,7 @@ class Exchange:
         return made
 
     def close(self, *keep: Node) -> None:
-        """Close what no other exchange uses. Twice is harmless.
+        """Close the selector, and all nodes but these. Twice is harmless.
 
         A driver that goes on afterwards, below a handler or in another thread, finds
         nothing to send: the queue is its successor's.
@@ -318,21 +318,21 @@ class Exchange:
     # -- work ------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        """Tell whether a call waits to be sent, or to be ended, or a store works."""
+        """Tell whether a call is queued or in flight, or a store works."""
         return bool(self.waiting or self._queue) or self.is_working()
 
     def is_working(self) -> bool:
-        """Tell whether a thread has to go on with what was sent to a store."""
+        """Tell whether a store has commands that are not carried out."""
         return bool([node for node in self._stores if node.is_working])
 
     def leave_stores(self) -> None:
-        """Close the connections to stores that have not done what was sent."""
+        """Close the connections to stores with commands that are not carried out."""
         for node in self._stores:
             if node.is_working:
                 node.cut()
 
     def others_wait(self, call: InFlight) -> bool:
-        """Tell whether another caller waits for its verdict."""
+        """Tell whether a caller waits for another call."""
         if self.waiting and (len(self.waiting) > 1 or call not in self.waiting):
             return True
         if len(self._queue) <= 1:
@@ -340,7 +340,7 @@ class Exchange:
         return any(other.waits and other is not call for other in list(self._queue))
 
     def enlist(self, call: InFlight) -> None:
-        """Note when this call must end at the latest."""
+        """Enter a call that waits, with its deadline."""
         self.waiting[call] = None
         heapq.heappush(self._due, (call.due_at, next(self._count), call))
 
@@ -427,7 +427,7 @@ class Exchange:
         self.waiting.pop(call, None)
 
     def _judge(self, call: InFlight) -> None:
-        """End the call if all its requests are done, or no node is worth waiting."""
+        """End the call if its requests are done, or no node is worth waiting for."""
         unfinished = [r for r in call.unfinished if not r.ballot.is_done()]
         call.unfinished = unfinished
         if not unfinished:
@@ -472,7 +472,7 @@ class Exchange:
         )
 
     def _silences(self, requests: Sequence[ScriptRequest]) -> list[float]:
-        """Return since when suspects are silent without which no majority answers."""
+        """Return since when each suspect is silent that a majority needs."""
         return [
             node.silent_since
             for request in requests
@@ -522,7 +522,7 @@ class Exchange:
         self._changing = None
 
     def _wanted(self, calls: Sequence[InFlight]) -> list[ScriptRequest]:
-        """Return the requests that are still wanted; enter why others are not sent."""
+        """Return the requests to send; let those fail that no caller needs any more."""
         wanted = []
         for call in calls:
             call.sends += 1
@@ -549,7 +549,7 @@ class Exchange:
         return wanted
 
     def _file(self, calls: Sequence[InFlight], alone: InFlight | None) -> None:
-        """Note that the calls were sent, and have those that wait judged in time."""
+        """Enter that the calls were sent, and the deadlines of those that wait."""
         sent_at = self._clock.monotonic()
         is_uneasy = bool(self._suspects())
         for call in calls:
@@ -566,7 +566,7 @@ class Exchange:
                 call.note_vote()  # it may be over already
 
     def _give_up(self, calls: Sequence[InFlight]) -> list[ScriptRequest]:
-        """Let the requests of these calls fail at all nodes. Return none to send."""
+        """Let the unsent requests of these calls fail at all nodes; return []."""
         for call in calls:
             for request in call.unsent:
                 for node in self.nodes:
@@ -761,7 +761,7 @@ class Broadcast(OfOneProcess):
 
     @property
     def has_unanswered(self) -> bool:
-        """Whether a request was sent of which some reply has not been read."""
+        """Whether a node owes a reply."""
         return any(node.pending for node in self.nodes)
 
     def ask(self, request: ScriptRequest) -> None:
@@ -816,9 +816,9 @@ class Broadcast(OfOneProcess):
         self._try_to(_look)
 
     def finish(self, until: float) -> None:
-        """Wait until all has left that was handed over, and stores have done it.
+        """Wait until all requests are sent, and stores have carried them out.
 
-        What a store has not done by then is given up, so that it is not left waiting.
+        At ``until``, close the connections to stores that have not.
         """
         while self.pid == os.getpid() and (self._queue or self._exchange.is_working()):
             if SYSTEM_CLOCK.monotonic() > until:
@@ -925,7 +925,7 @@ class Broadcast(OfOneProcess):
             self._hand_on()
 
     def _hand_on(self) -> None:
-        """Have the I/O thread finish what waits when this thread has driven."""
+        """Leave waiting calls to the I/O thread; without any, send the queue."""
         exchange = self._exchange
         works = exchange.waiting or exchange.is_working()
         if works or any(call.waits for call in list(self._queue)):
@@ -978,7 +978,7 @@ class Broadcast(OfOneProcess):
         return True
 
     def _patience_of(self, call: InFlight) -> float:
-        """Return until when another thread has to end this call."""
+        """Return the instant by which another thread has to end this call."""
         if call.due_at < math.inf:
             return call.due_at
         return call.came_at + self._timing.connect_timeout + self._timing.node_timeout

@@ -117,7 +117,7 @@ class Connection:
         self._finalizer.atexit = False
 
     def send(self, requests: Sequence[ScriptRequest], packed: bytes) -> None:
-        """Send requests, of which these are the bytes.
+        """Send requests, given as bytes.
 
         Raises:
             ConnectionLost: The connection is lost.
@@ -259,7 +259,7 @@ def _opened(  # noqa: PLR0911  (one for each kind of failure)
 
 
 def _known_fault(address: NodeAddress, error: Exception) -> str:
-    """Return a clause with its remedy, for an error of which the remedy is known."""
+    """Return fact and remedy of a known error, in a clause; else ``""``."""
     if isinstance(error.__context__, socket.gaierror):
         return _UNKNOWN_HOST
     text = str(error)
@@ -407,7 +407,7 @@ def _fields(info: Any) -> dict[str, str]:
 def facts_of(
     server: Mapping[str, str], replication: Mapping[str, str], memory: Mapping[str, str]
 ) -> NodeFacts:
-    """Return what these sections of a reply to INFO say."""
+    """Return the facts in these sections of a reply to INFO."""
     unfit = server.get("unfit", "")
     policy = memory.get("maxmemory_policy", "noeviction")
     evicts = policy != "noeviction" and memory.get("maxmemory", "0") != "0"

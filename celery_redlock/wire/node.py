@@ -57,7 +57,7 @@ _GIVEN_UP_AFTER = 10.0  # seconds of silence
 
 
 class _Conversation:
-    """One connection, and all that belongs to it and to no later one.
+    """One connection, and the state that ends with it.
 
     Attributes:
         connection: The connection.
@@ -119,12 +119,12 @@ class Node:
 
     @property
     def pending(self) -> Sequence[ScriptRequest]:
-        """The requests that it has not answered, in order."""
+        """The requests that the node has not answered, in order."""
         return self._conversation.pending if self._conversation else ()
 
     @property
     def silent_since(self) -> float:
-        """Instant since which it owes a reply and has sent none."""
+        """Instant since which the node owes a reply and has sent none."""
         conversation = self._conversation
         if conversation is None or not conversation.pending:
             return math.inf
@@ -142,7 +142,7 @@ class Node:
 
     @property
     def is_working(self) -> bool:
-        """Whether a thread has to go on with what was sent, to a store."""
+        """Whether a store has commands that are not carried out."""
         return bool(self._conversation and self._conversation.connection.is_working)
 
     @property
@@ -243,7 +243,7 @@ class Node:
         self.unfit_because = reason
 
     def receive(self) -> None:
-        """Read what has come, and enter it where it belongs. Never blocks."""
+        """Read replies, and enter each in its request. Never blocks."""
         conversation = self._conversation
         if conversation is None:
             return
@@ -259,7 +259,7 @@ class Node:
             self._wait_for(conversation)
 
     def flush(self) -> None:
-        """Send what the socket did not take before."""
+        """Send the bytes that the socket did not take before."""
         conversation = self._conversation
         if conversation is None:
             return
@@ -292,28 +292,28 @@ class Node:
             self._log.late(self._clock.monotonic() - since)
 
     def anew(self, reason: str) -> Node:
-        """Return this node without the connection, which was interrupted.
+        """Return a copy of this node without its connection, which was interrupted.
 
-        Its requests fail, and those that must arrive are owed. This node changes
-        nothing of itself, so an interruption of this very call is harmless, too. Close
-        it when the new one has taken its place.
+        The requests in flight fail; the copy sends those again that must arrive. This
+        node does not change, so an interruption of this call is harmless, too. After
+        the copy has replaced this node, ``cut`` it.
         """
         made = copy.copy(self)
         made._begin_anew(self, reason)  # noqa: SLF001  (of this class)
         return made
 
-    def _begin_anew(self, torn: Node, reason: str) -> None:
+    def _begin_anew(self, interrupted: Node, reason: str) -> None:
         self._conversation = self._selector = None
         self._down_because, self.suspect = reason, False
-        self._backlog = deque(torn.backlog)
-        if torn._conversation:
+        self._backlog = deque(interrupted.backlog)
+        if interrupted._conversation:
             self._last_seen_at = self._clock.monotonic()
             self._log.lost(reason)
-            self._end(torn._conversation, reason)
+            self._end(interrupted._conversation, reason)
             self._connector.hurry()
 
     def cut(self) -> None:
-        """Close the connection of a node that another one has taken the place of."""
+        """Close the connection of a node that a copy has replaced: see ``anew``."""
         conversation, self._conversation = self._conversation, None
         self._backlog = deque()
         if conversation:
@@ -389,7 +389,7 @@ class Node:
     def _refused(
         self, conversation: _Conversation, request: ScriptRequest, error: ErrorReply
     ) -> None:
-        """Enter an error, and owe the request; bring a script that is missing."""
+        """Enter an error, or send a missing script; a release is sent again later."""
         is_unknown = str(error).startswith("NOSCRIPT")
         if is_unknown:
             conversation.connection.sent_scripts = sent = set[str]()
@@ -433,7 +433,7 @@ class Node:
     def _end(
         self, ended: _Conversation, reason: str, *, may_be_done: bool = True
     ) -> None:
-        """Enter that the requests in flight failed; owe those that must arrive."""
+        """Let the requests in flight fail; keep those that must arrive."""
         now = self._clock.monotonic()
         for request in list(ended.pending):
             self._pending_releases.add(request, now)

@@ -22,10 +22,10 @@ class PermitReply(NamedTuple):
     """The answer of one node about the permits of one limit.
 
     Attributes:
-        text: Its part of the text.
-        has_ttls: Whether the text tells ttls.
-        first_end_ms: After how many ms the first of its holders ends if it is not
-            renewed; -1: a permit is free, or the node was not asked.
+        text: The part of the text for this limit.
+        has_ttls: Whether the text has ttls.
+        first_end_ms: The ms until the first permit ends if it is not renewed; -1: a
+            permit is free, or the node was not asked.
     """
 
     text: bytes
@@ -56,11 +56,11 @@ class PermitReply(NamedTuple):
 def permit_replies(
     replies: Iterable[Any], shapes: Sequence[tuple[int, bool]]
 ) -> list[list[PermitReply]]:
-    """Return the part of each limit of each reply that tells of permits.
+    """Return the replies about permits, each as one `PermitReply` for each limit.
 
     Args:
         replies: The replies of nodes; errors and other replies are left out.
-        shapes: Of each limit the number of its permits, and whether it tells ttls.
+        shapes: The number of permits of each limit, and whether the text has ttls.
     """
     found = []
     for reply in replies:
@@ -80,5 +80,5 @@ def permit_replies(
 
 
 def _width(has_ttls: bool) -> int:  # noqa: FBT001  (as in a `PermitReply`)
-    """Return how many bytes a node tells of one permit."""
+    """Return the number of bytes for one permit."""
     return _HOLDER + _TTL if has_ttls else _HOLDER

@@ -188,7 +188,7 @@ class Ballot:
 
     @property
     def top_place(self) -> int:
-        """The key whose holder that is, counted from 0."""
+        """The number of the key that the top taker holds, counted from 0."""
         return self._top()[0][0]
 
     def _top(self) -> tuple[tuple[int, str], int]:
@@ -208,7 +208,7 @@ class Ballot:
         ]
 
     def votes_at(self, place: int) -> list[Vote]:
-        """Return the votes that name the top taker of one key, counted from 0."""
+        """Return the votes that name the top taker of the key with this number."""
         named = [
             one
             for vote in self.votes
