@@ -248,7 +248,7 @@ def _text(data: bytes) -> str:
 
 
 def _answers(request: ScriptRequest) -> list[tuple[Any, ...]]:
-    """Return the items of the replies by position: one tuple for each item."""
+    """Transpose the grants: one tuple for each item, with its value on each node."""
     granted = request.ballot.indexes(VoteKind.GRANTED)
     return [*zip(*(request.replies[index][1:] for index in granted), strict=True)]
 

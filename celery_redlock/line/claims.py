@@ -306,12 +306,12 @@ def _phase_in(value: str) -> str:
 
 
 def _without_number(value: str) -> str:
-    """Return a value without its second line, the node's own fence."""
+    """Return a value with 0 in its second line, where each node has its own fence."""
     first, *rest = value.split("\n")
     return "\n".join((first, "0", *rest[1:]))
 
 
 def _is_decided(ballot: Ballot) -> bool:
-    """Tell whether further votes cannot change whom a majority names."""
+    """Tell whether a majority names one job, or none can any more."""
     votes = ballot.top_taker[1]
     return votes >= ballot.quorum or votes + ballot.pending < ballot.quorum

@@ -274,7 +274,7 @@ class KeyWatch:
 
 
 def _permits(limits: Limits, replies: Any, quorum: int) -> tuple[int | None, float]:
-    """Return the room for holders, None if it is not known, and when there is more."""
+    """Return the number of free permits (None: unknown), and seconds until the next."""
     found = occupancies(limits, replies, quorum)
     if found is None:
         return None, math.inf

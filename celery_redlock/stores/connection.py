@@ -120,7 +120,7 @@ class Store(Protocol):
         """
 
     def interrupt(self) -> None:
-        """End what another thread waits for. May be called twice."""
+        """End the wait of another thread. May be called twice."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -136,7 +136,7 @@ class DirectStore(Store, Protocol):
         """Return the number of the socket that leads to the server."""
 
     def check(self) -> None:
-        """Read what the server says while it is asked nothing.
+        """Read notices of the server between requests.
 
         Raises:
             StoreError: It has closed the connection.

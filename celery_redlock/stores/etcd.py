@@ -394,7 +394,7 @@ class Etcd(CompareAndSwapStore):
         return is_time_right
 
     def _operations(self, changes: Changes) -> list[dict[str, Any]]:
-        """Return what makes the changes."""
+        """Return the operations of a transaction that write the changes."""
         ops = [self._delete(name, field) for name, field in changes.removed]
         touched = {name for name, _ in changes.removed} - changes.wiped
         for name, field in self._versions:
@@ -410,7 +410,7 @@ class Etcd(CompareAndSwapStore):
         return ops
 
     def _comparisons(self, changes: Changes, needs: Needs) -> list[dict[str, Any]]:
-        """Return what must hold for the changes, in `_MOST_COMPARED` at most.
+        """Return the comparisons of the transaction, `_MOST_COMPARED` at most.
 
         Raises:
             NotRemembered: It needs a counter that was not read.
@@ -437,7 +437,7 @@ class Etcd(CompareAndSwapStore):
     def _of_part(
         self, name: bytes, needs: Needs, changes: Changes
     ) -> Iterator[dict[str, Any]]:
-        """Yield what must hold of a hash that is read in part, besides its head."""
+        """Yield the comparisons of a hash that is read in part, without its head."""
         is_assumed = self._revision == _ABSENT
         revision = self._states[name].revision if is_assumed else self._revision
         first, last = _key(name, _FIRST_FIELD), _key(name, _LAST_FIELD)
@@ -576,10 +576,10 @@ class Etcd(CompareAndSwapStore):
     def _call(
         self, path: str, body: dict[str, Any], *, is_commit: bool = False
     ) -> dict[str, Any]:
-        """Ask for something; once more if etcd has forgotten our token.
+        """Send a request; log in and send it again if etcd has forgotten our token.
 
-        It does five minutes after the last use, when a member restarts, and when an
-        operator has changed users or roles. The request was not carried out then.
+        etcd forgets a token five minutes after its last use, when a member restarts,
+        and when an operator changes users or roles. Then it carries nothing out.
         """
         try:
             return self._ask(path, body, is_commit=is_commit)
@@ -654,7 +654,7 @@ class Etcd(CompareAndSwapStore):
         return str(int(float(told[1]))) if told else ""
 
     def interrupt(self) -> None:
-        """End what another thread waits for. It makes no other request."""
+        """End the wait of another thread, which then sends no other request."""
         for member in list(self._members):
             member.interrupt()
 
@@ -701,13 +701,13 @@ def _files(url: str) -> dict[str, str]:
 
 
 def _in_words(refusal: str) -> str:
-    """Return what a client that connects must know of a refusal."""
+    """Return fact and remedy of a known refusal; another one as it is."""
     words = (text for sign, text in _REFUSALS.items() if sign in refusal)
     return next(words, refusal)
 
 
 def _without_answer(reasons: Mapping[str, str]) -> str:
-    """Return why no member did what it was asked for, of each if there are several."""
+    """Return the error text for a request that no member has answered."""
     if len(reasons) == 1:
         return f"gives no answer: {next(iter(reasons.values()))}"
     told = ", ".join(f"{name} ({why})" for name, why in sorted(reasons.items()))
@@ -759,7 +759,7 @@ def _ranges_of(needs: Needs) -> list[dict[str, Any]]:
 
 
 def _is_no_newer(start: bytes, end: bytes, revision: str) -> dict[str, Any]:
-    """Return that no cell from here to there is newer than a revision."""
+    """Return the comparison: no cell of a range is newer than a revision."""
     later = str(int(revision) + 1)
     newest = {"target": "MOD", "result": "LESS", "mod_revision": later}
     return {**newest, **_span(start, end)}

@@ -244,7 +244,7 @@ class EtcdMember:
         return self._watch
 
     def interrupt(self) -> None:
-        """End what another thread waits for, which then closes the connections.
+        """End the wait of another thread, which then closes the connections.
 
         In a forked child it does nothing: the connections are also the parent's.
         """
@@ -324,7 +324,7 @@ def _no_password() -> str:
 
 
 def _failure(error: Exception) -> MemberError:
-    """Return what a connection lacks."""
+    """Return the `MemberError` for an error of a connection."""
     if isinstance(error, TimeoutError):
         return MemberError("it did not answer in time", is_up=True)
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
@@ -335,7 +335,7 @@ def _failure(error: Exception) -> MemberError:
 
 
 def _refusal(status: int, text: bytes) -> MemberError:
-    """Return what etcd says in an error; without JSON it is not etcd that says it."""
+    """Return the `MemberError` for a reply with an HTTP status of an error."""
     try:
         said = json.loads(text)
         reason = str(said.get("message") or said["error"])

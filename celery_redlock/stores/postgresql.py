@@ -384,7 +384,7 @@ class PostgreSQL:
         return None if keys.changes else replies
 
     def _told(self, now_us: int, place: bytes, process: int, sent_at: float) -> None:
-        """Take in what the server tells with each transaction."""
+        """Note the facts that the server adds to each transaction."""
         if process != self._process:
             raise StoreError(_TRANSACTION_MODE)
         self._memory.told(now_us, place, sent_at)
@@ -615,7 +615,7 @@ class PostgreSQL:
         return self._fileno
 
     def check(self) -> None:
-        """Read what the server says while it is asked nothing.
+        """Read notices of the server between requests.
 
         Raises:
             StoreError: It has closed the connection.
@@ -626,7 +626,7 @@ class PostgreSQL:
             raise StoreError(f"lost its connection: {_reason(error)}") from None
 
     def interrupt(self) -> None:
-        """End what another thread waits for."""
+        """End the wait of another thread."""
         with contextlib.suppress(OSError, psycopg.Error):
             copy = socket.socket(fileno=os.dup(self._connection.fileno()))
             with copy:

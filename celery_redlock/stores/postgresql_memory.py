@@ -232,7 +232,7 @@ class Memory:
                     self._renewals.clear()
 
     def _state(self, name: bytes, fields: frozenset[bytes]) -> _State | None:
-        """Return what is assumed of these fields of a hash; None if it is unknown."""
+        """Return the assumed state of these fields of a hash; None if unknown."""
         places = _places(name, fields)
         if not self._fields.get(places[0]) or not self._fields.keys() >= set(places):
             return None

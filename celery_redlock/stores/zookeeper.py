@@ -750,7 +750,7 @@ class ZooKeeper(CompareAndSwapStore):
             return None
 
     def interrupt(self) -> None:
-        """End what another thread waits for: each request ends by its timeout."""
+        """Do nothing: each request of another thread ends by its timeout."""
 
     def close(self) -> None:
         """End the session."""

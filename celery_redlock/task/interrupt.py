@@ -80,7 +80,7 @@ class Interrupter:
 def _between(
     before: Callable[[], None], call: Callable[[], _T], after: Callable[[], None]
 ) -> _T:
-    """Return what the call returns; `after` is called, also after an interrupt."""
+    """Call all three, and return the result of `call`; `after` runs in any case."""
     try:
         try:
             before()

@@ -92,7 +92,7 @@ class LineEntry:
             release_claim(call.runtime, claim, call.id, call.task.name)
 
     def withdraw(self) -> None:
-        """Leave backlog and register: the call ends, or runs, in another way."""
+        """Leave backlog and register: the call does not wait any more."""
         self._leave_backlog()
         if self.call.task.lock_options.registers_successors:
             self._withdraw_candidate()

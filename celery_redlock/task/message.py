@@ -50,7 +50,7 @@ class SentMessage:
     ) -> Any:
         """Send a call with these options of ``apply_async``, and keep its message.
 
-        ``when_made`` is called when Celery is about to send it.
+        ``when_made`` is called when Celery has made the message, before it is sent.
         """
         self._serializer, self._when_made = options.get("serializer"), when_made
         before = _watched.set((*_watched.get(), self))

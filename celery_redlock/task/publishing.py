@@ -328,10 +328,10 @@ def _look_or_take(
 
 
 def _has_left(task: Task, here: ExistingJob) -> bool:
-    """Tell whether a job that has the claim does not wait any more.
+    """Tell whether a job with the claim has ended before it ran, by its stored result.
 
-    Its result says so: Celery stores REVOKED at once, and discards the job when it is
-    due. The lock alone says whether a job runs.
+    Celery stores REVOKED at once, and discards the job when it is due. Whether a job
+    runs is known from the lock alone.
     """
     if here.phase != "queued" or not has_ended(task, here.holder.task_id):
         return False
