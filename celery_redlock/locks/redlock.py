@@ -406,7 +406,7 @@ class Redlock:
     def _leaves_work(self, ballot: Ballot) -> bool:
         """Tell whether the guard can help a node that did not vote."""
         has_quorum = ballot.answered >= ballot.quorum
-        if has_quorum and not ballot.astray and not ballot.longest_wait_ms:
+        if has_quorum and not ballot.other_views and not ballot.longest_wait_ms:
             return False
         return self.guard.has_work(ballot)
 

@@ -659,7 +659,7 @@ class Exchange:
             if selector:
                 selector.close()
             for node in self.nodes:
-                node.lose(f"cannot be watched: {error.strerror or error}")
+                node.drop(f"cannot be watched: {error.strerror or error}")
             return None
         selector.register(waker, EVENT_READ, waker)
         for node in self.nodes:

@@ -181,9 +181,25 @@ class Node:
         """Enter that this request cannot be sent, unless the node has voted on it."""
         self._fail(request, self._down_because or "could not be sent to")
 
-    def lose(self, reason: str) -> None:
-        """Close the connection for a reason of this process."""
-        self._drop(reason)
+    def drop(self, reason: str, *, may_be_done: bool = True) -> None:
+        """End the conversation, if there is one.
+
+        Args:
+            reason: Why, in words.
+            may_be_done: Whether the requests in flight may be done nevertheless.
+        """
+        self._down_because, self.suspect = reason, False
+        ended = self._conversation
+        if ended is None:
+            return
+        self._last_seen_at = self._clock.monotonic()
+        self._log.lost(reason)
+        if self._selector:
+            with contextlib.suppress(KeyError, ValueError):  # it has ended
+                self._selector.unregister(ended.connection.sock)
+        ended.connection.close()
+        self._end(ended, reason, may_be_done=may_be_done)
+        self._conversation = None  # last: until then an interruption finds it
 
     @property
     def needs_maintenance(self) -> bool:
@@ -208,7 +224,7 @@ class Node:
             taken = self._adopt(made)
         silence = now - self.silent_since if self.suspect else 0.0
         if silence > max(_GIVEN_UP_AFTER, self._connector.timeout):
-            self._drop(f"has been silent for {silence:.0f} s")
+            self.drop(f"has been silent for {silence:.0f} s")
         is_needed = self._conversation is None or bool(self.unfit_because)
         if is_needed or silence > self._connector.timeout:
             self._connector.begin()
@@ -250,10 +266,10 @@ class Node:
         try:
             self._enter_replies(conversation)
         except ConnectionLost as error:
-            self._drop(str(error), may_be_done=error.may_be_done)
+            self.drop(str(error), may_be_done=error.may_be_done)
             return
         except UnreadableReply as error:
-            self._drop(f"does not speak the protocol of Redis: {error}")
+            self.drop(f"does not speak the protocol of Redis: {error}")
             return
         if conversation.connection.events != conversation.events:
             self._wait_for(conversation)
@@ -266,7 +282,7 @@ class Node:
         try:
             conversation.connection.flush()
         except ConnectionLost as error:
-            self._drop(str(error), may_be_done=error.may_be_done)
+            self.drop(str(error), may_be_done=error.may_be_done)
             return
         if conversation.connection.events != conversation.events:
             self._wait_for(conversation)
@@ -333,7 +349,7 @@ class Node:
     def close(self) -> None:
         """Close the connection. Requests without a reply are entered as failed."""
         self._connector.abandon()
-        self._drop("was closed")
+        self.drop("was closed")
         self._pending_releases = PendingReleases()
 
     # -- the conversation --------------------------------------------------------
@@ -350,7 +366,7 @@ class Node:
         try:
             connection.send(requests, packed)
         except ConnectionLost as error:
-            self._drop(str(error), may_be_done=error.may_be_done)
+            self.drop(str(error), may_be_done=error.may_be_done)
             return
         if owes_none:
             conversation.silent_since = self._clock.monotonic()
@@ -410,26 +426,6 @@ class Node:
 
     # -- the connection ----------------------------------------------------------
 
-    def _drop(self, reason: str, *, may_be_done: bool = True) -> None:
-        """End the conversation, if there is one.
-
-        Args:
-            reason: Why, in words.
-            may_be_done: Whether the requests in flight may be done nevertheless.
-        """
-        self._down_because, self.suspect = reason, False
-        ended = self._conversation
-        if ended is None:
-            return
-        self._last_seen_at = self._clock.monotonic()
-        self._log.lost(reason)
-        if self._selector:
-            with contextlib.suppress(KeyError, ValueError):  # it has ended
-                self._selector.unregister(ended.connection.sock)
-        ended.connection.close()
-        self._end(ended, reason, may_be_done=may_be_done)
-        self._conversation = None  # last: until then an interruption finds it
-
     def _end(
         self, ended: _Conversation, reason: str, *, may_be_done: bool = True
     ) -> None:
@@ -453,7 +449,7 @@ class Node:
             self.receive()  # it may have caught up while the other one was made
         if self._conversation and (self.suspect or self.unfit_because):
             late = "did not answer for too long, and has a new connection now"
-            self._drop(late if self.suspect else "is asked again whether it may vote")
+            self.drop(late if self.suspect else "is asked again whether it may vote")
         if self._conversation:
             made.close()
             return False

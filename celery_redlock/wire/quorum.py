@@ -111,7 +111,7 @@ class Ballot:
         answered: How many nodes gave a vote that counts: granted, taken or free.
         granted: How many nodes granted.
         taken: How many nodes name another holder, of any token.
-        astray: How many nodes have another view, or wait for others to confirm them.
+        other_views: How many nodes have another view, or wait to be confirmed.
         longest_wait_ms: The longest quarantine that a node told.
     """
 
@@ -119,10 +119,10 @@ class Ballot:
         "_done_when",
         "_takers",
         "answered",
-        "astray",
         "granted",
         "labels",
         "longest_wait_ms",
+        "other_views",
         "pending",
         "quorum",
         "taken",
@@ -140,7 +140,7 @@ class Ballot:
         self.quorum = quorum_of(nodes)
         self.votes: list[Vote | None] = [None] * nodes
         self.pending = nodes
-        self.answered = self.granted = self.taken = self.astray = 0
+        self.answered = self.granted = self.taken = self.other_views = 0
         self.longest_wait_ms = 0
         self._takers = _NO_TAKERS
 
@@ -168,7 +168,7 @@ class Ballot:
         elif kind is VoteKind.QUARANTINED:
             self.longest_wait_ms = max(self.longest_wait_ms, vote.number)
         elif kind is VoteKind.UNSYNCED or (kind is VoteKind.REFUSED and vote.value):
-            self.astray += 1
+            self.other_views += 1
 
     def is_done(self) -> bool:
         """Tell whether there is nothing more to wait for."""
@@ -178,7 +178,9 @@ class Ballot:
     def leaves_work(self) -> bool:
         """Whether nodes need the guard, or too few vote because of a quarantine."""
         is_short = self.answered < self.quorum
-        return bool(self.astray or (is_short and self.indexes(VoteKind.QUARANTINED)))
+        return bool(
+            self.other_views or (is_short and self.indexes(VoteKind.QUARANTINED))
+        )
 
     @property
     def top_taker(self) -> tuple[str, int]:

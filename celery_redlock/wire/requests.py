@@ -48,7 +48,7 @@ def verdict_is_certain(ballot: Ballot) -> bool:
     """
     verdict = ballot.verdict()
     if verdict is Verdict.UNREACHABLE:
-        return not ballot.pending or ballot.astray >= ballot.quorum
+        return not ballot.pending or ballot.other_views >= ballot.quorum
     return verdict is not Verdict.OPEN
 
 
