@@ -36,8 +36,8 @@ _forking: set[int] = set()  # threads
 def forks_wait(seconds: float) -> Iterator[None]:
     """Let a fork in another thread of this process wait for the end of the block.
 
-    A block does not begin while such a fork is under way. C programs that fork, such as
-    uWSGI, wait for nothing.
+    No block begins between the end of that wait and the fork. C programs that fork,
+    such as uWSGI, wait for nothing.
 
     Args:
         seconds: How long a fork waits at most. After that the child is forked anyway,
@@ -58,18 +58,26 @@ def forks_wait(seconds: float) -> Iterator[None]:
 
 
 def _before_fork() -> None:
-    here = threading.get_ident()
-    _forking.add(here)
-    if not _blocks:
-        return
-    begun = SYSTEM_CLOCK.monotonic()
+    here, begun = threading.get_ident(), SYSTEM_CLOCK.monotonic()
 
     def is_waited_for(thread: int, seconds: float) -> bool:
         return thread != here and SYSTEM_CLOCK.monotonic() < begun + seconds
 
-    while any(is_waited_for(*block) for block in list(_blocks.values())):
-        SYSTEM_CLOCK.sleep(_LOOK_EVERY)
-    SYSTEM_CLOCK.sleep(_THREAD_ENDS)
+    def must_wait() -> bool:
+        return any(is_waited_for(*block) for block in list(_blocks.values()))
+
+    has_waited = bool(_blocks)
+    # Others may begin as long as it waits: a block may need one of another thread.
+    while True:
+        while must_wait():
+            SYSTEM_CLOCK.sleep(_LOOK_EVERY)
+        if has_waited:
+            SYSTEM_CLOCK.sleep(_THREAD_ENDS)
+        _forking.add(here)
+        if not must_wait():
+            return
+        _forking.discard(here)  # one began in this moment
+        has_waited = True
 
 
 def _after_in_parent() -> None:

@@ -104,6 +104,26 @@ def test_fork_waits_for_the_end_of_a_block(slow: Callable[[], Slow]) -> None:
     thread.join(FAR)
 
 
+def test_fork_waits_for_a_block_that_needs_a_later_one(
+    slow: Callable[[], Slow],
+) -> None:
+    """A thread that releases a lock waits for the one that connects."""
+    work, ended = slow(), []
+
+    def release() -> None:
+        work()
+        later = enter(FAR, lambda: None)
+        later.join(FAR / 6)
+        ended.append(not later.is_alive())
+
+    thread = enter(FAR, release)
+    work.has_begun.wait(FAR)
+
+    assert fork(lambda: ended == [True])
+
+    thread.join(FAR)
+
+
 def test_fork_waits_no_longer_than_a_block_says() -> None:
     """A server may not answer. The child waits for no thread of its parent."""
     work = Slow(None)
