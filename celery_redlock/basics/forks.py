@@ -45,13 +45,13 @@ def forks_wait(seconds: float) -> Iterator[None]:
             server that may not answer.
     """
     here, block = threading.get_ident(), object()
-    _blocks[block] = here, seconds
-    # It is entered first and looks then, and a fork does the same: one sees the other.
-    while _forking and here not in _forking:
-        del _blocks[block]
-        SYSTEM_CLOCK.sleep(_LOOK_EVERY)
-        _blocks[block] = here, seconds
     try:
+        _blocks[block] = here, seconds
+        # It is entered first and looks then; a fork does the same: one sees the other.
+        while _forking and here not in _forking:
+            del _blocks[block]
+            SYSTEM_CLOCK.sleep(_LOOK_EVERY)
+            _blocks[block] = here, seconds
         yield
     finally:
         _blocks.pop(block, None)  # a fork inside the block has cleared the child's
