@@ -44,7 +44,8 @@ class Interruption:
         self._below = below
         self.passed = 0
         self._before: Any = None
-        self._last: dict[FrameType, str] = {}  # the last instruction of each frame
+        # The last instruction of each frame, and its offset.
+        self._last: dict[FrameType, tuple[str, int]] = {}
 
     @property
     def was_raised(self) -> bool:
@@ -62,20 +63,23 @@ class Interruption:
 
     def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:  # noqa: ARG002
         if frame.f_back in self._last:
-            self._last[frame.f_back] = "a function in Python"
+            self._last[frame.f_back] = "a function in Python", 0
         if self.was_raised or not frame.f_code.co_filename.startswith(self._below):
             return None
         frame.f_trace_opcodes = True
-        self._last[frame] = ""
+        self._last[frame] = "", 0
         if not frame.f_code.co_flags & inspect.CO_GENERATOR:  # it may be closing
             self._pass()
         return self._step
 
     def _step(self, frame: FrameType, event: str, arg: Any) -> Any:  # noqa: ARG002
         if event == "opcode" and not self.was_raised:
-            last = self._last[frame]
-            self._last[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            if last.startswith(("CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE")):
+            last, offset = self._last[frame]
+            name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            self._last[frame] = name, frame.f_lasti
+            # The condition of a loop jumps in CPython 3.11, and not where it is over.
+            jumped = last.startswith("POP_JUMP") and frame.f_lasti < offset
+            if jumped or last.startswith(("CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE")):
                 self._pass()
         return self._step
 

@@ -18,6 +18,7 @@ from celery_redlock.operations.doctor.placement import hosts
 from celery_redlock.wire import connector as connector_module
 from celery_redlock.wire.connector import Connector
 from celery_redlock.wire.url import parse_node
+from tests.interruptions import counts_places
 from tests.nodes.support import run_python
 
 if TYPE_CHECKING:
@@ -164,6 +165,46 @@ print(os.waitpid(pid, 0)[1], has_lock.wait(60))
 def test_block_begins_when_a_fork_has_ended() -> None:
     """A fork looks for blocks first, and would copy the lock of one that begins."""
     assert run_python(LATE) == ["0 True"]
+
+
+INTERRUPTED = """
+import os, threading
+
+places = iter(range(1, 20))
+
+def begin(at):
+    with Interruption(at, forks.__file__), forks.forks_wait(60):
+        print("began")
+
+def interrupt():
+    for at in places:
+        thread = threading.Thread(target=begin, args=(at,))
+        thread.start()
+        thread.join()
+
+os.register_at_fork(before=interrupt)  # the first is called as the last one
+from celery_redlock.basics import forks
+from celery_redlock.testing.clock import FakeClock
+from tests.interruptions import Interruption
+
+def fork():
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+forks.SYSTEM_CLOCK = FakeClock()
+fork()
+slept = len(forks.SYSTEM_CLOCK.slept)
+fork()
+print(len(forks.SYSTEM_CLOCK.slept) - slept)
+"""
+
+
+@counts_places
+def test_block_that_is_interrupted_while_it_waits_for_a_fork_has_ended() -> None:
+    """Each later fork would wait for a block of which no thread is inside."""
+    assert run_python(INTERRUPTED) == ["0"]
 
 
 def test_fork_inside_a_block_does_not_wait_for_it() -> None:
