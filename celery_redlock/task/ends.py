@@ -255,15 +255,29 @@ def _count_in_chord(call: Call) -> float:
     meta = backend.get_task_meta(call.id, cache=False)
     if meta["status"] not in states.READY_STATES:
         return 0.0
-    # Since Celery 5.7: the token of that process, and "done" afterwards. It may end
-    # between the two looks, and then no process has looked at the chord since.
-    claim, done = backend.get_key_for_group(group, ".c"), (b"done", "done")
-    before = backend.client.get(claim)
+    # A process may end between the two looks, and then none has looked at the chord.
+    before = _sender_of_body(backend, group)
     backend.on_chord_part_return(call.request, meta["status"], meta["result"])
-    after = backend.client.get(claim)
-    if after in done or (after is None and before in (None, *done)):
+    after = _sender_of_body(backend, group)
+    if before == after == b"" or _is_over(backend, group):
         return 0.0
+    claim = backend.get_key_for_group(group, ".c")
     return float(max(0, backend.client.ttl(claim)) + 1)
+
+
+def body_is_owed(backend: Any, group: str) -> bool:
+    """Tell whether one process alone may send the body of a chord; it may be gone."""
+    return bool(_sender_of_body(backend, group)) and not _is_over(backend, group)
+
+
+def _sender_of_body(backend: Any, group: str) -> Any:
+    """Return the token of the process that alone may send it, since Celery 5.7."""
+    return backend.client.get(backend.get_key_for_group(group, ".c")) or b""
+
+
+def _is_over(backend: Any, group: str) -> bool:
+    """Tell whether the body of a chord was sent, or has failed with a member."""
+    return not backend.client.exists(backend.get_key_for_group(group, ".s"))
 
 
 # -- republish -------------------------------------------------------------------

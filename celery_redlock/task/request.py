@@ -55,7 +55,7 @@ from celery_redlock.line.successors import withdraw
 from celery_redlock.locks.limits import with_copies
 from celery_redlock.options.broker import acks_timeouts, marks_redeliveries
 from celery_redlock.scripts.keys import shown
-from celery_redlock.task.ends import EndedAsRevoked
+from celery_redlock.task.ends import EndedAsRevoked, body_is_owed
 from celery_redlock.task.header import TaskHeader, fault_of, mint
 from celery_redlock.task.message import wanted_by_message
 from celery_redlock.task.publishing import end_entries, release_claim
@@ -107,6 +107,7 @@ class RedlockRequest(Request):
         self._redlock_header = TaskHeader.read(self.request_dict)
         self.redlock_waits = self._redlock_header.wait
         self._redlock_waiting: WaitingCall | None = None
+        self._is_revoking = False
 
     @property
     def redlock_waiting(self) -> WaitingCall | None:
@@ -216,28 +217,49 @@ class RedlockRequest(Request):
         )
 
     def _may_have_left_its_chord(self) -> bool:
-        """Tell whether a child stored a success, and was ended before it counted that.
+        """Tell whether a child was ended after its result, and before its chord had it.
 
         Celery 5.7 acknowledges such a message, and the chord would wait for ever.
         Earlier versions do not look at the result, and requeue the message.
         """
-        task = self.task
         may = bool(
-            self._context.chord
-            and getattr(task.backend, "_chord_zset", False)
-            and task.acks_late
-            and task.reject_on_worker_lost
-            and marks_redeliveries(self.app)
-            and self._has_success()
+            self.task.reject_on_worker_lost
+            and self._is_counted_by_next_copy()
+            and (self._has_success() or self._may_owe_its_body())
         )
         if may:
             log.warning(
-                "%s had succeeded when its process was ended. Its message goes back to "
-                "its queue: the next copy counts it in its chord.",
+                "%s had its result when its process was ended. Its message goes back "
+                "to its queue: the next copy counts it in its chord.",
                 self.humaninfo(),
                 extra=log_fields("chord-left", task=self.name, task_id=self.id),
             )
         return may
+
+    def _is_counted_by_next_copy(self) -> bool:
+        """Tell whether the next copy of a member of a chord counts it, if it has ended.
+
+        Such a copy does not run again. Not every broker says which copies are such.
+        """
+        return bool(
+            self._context.chord
+            and getattr(self.task.backend, "_chord_zset", False)
+            and self.task.acks_late
+            and not self.ignore_result
+            and marks_redeliveries(self.app)
+        )
+
+    def _may_owe_its_body(self) -> bool:
+        """Tell whether a process that may be gone alone may send the chord's body.
+
+        Then all members were counted. If it is gone, the chord would wait for ever.
+        """
+        try:
+            return body_is_owed(self.task.backend, self._context.group)
+        except Exception:
+            # Each backend has errors of its own, and this is the main process.
+            log.exception("The chord of %s was not looked at.", self.humaninfo())
+            return False
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  (Celery's)
         """Release the lock after a hard time limit, when the child has ended."""
@@ -265,7 +287,36 @@ class RedlockRequest(Request):
         """
         self._end_wait()
         self._end_entries()
+        self._is_revoking = True
         super()._announce_revoked(*args, **kwargs)
+
+    def acknowledge(self) -> None:
+        """Acknowledge the message; requeue a revoked one that its chord may still need.
+
+        Its process, or another one, was about to send the body, and may be gone. Celery
+        has counted this call by now, and lets no other process send the body for some
+        seconds. The next copy looks at the chord again, see `drop_if_finished`.
+        """
+        if (
+            self._is_revoking
+            and not self.acknowledged
+            and self._is_counted_by_next_copy()
+            and self._may_owe_its_body()
+        ):
+            self.reject(requeue=True)
+        super().acknowledge()
+
+    def revoked(self) -> Any:
+        """Let the task count a copy that has ended, and that its chord may still need.
+
+        Discarded here, it would be counted at once, too early, again and again.
+        """
+        comes_for_chord = self._redlock_header.ended or (
+            self.delivery_info.get("redelivered")
+            and self._is_counted_by_next_copy()
+            and self._may_owe_its_body()
+        )
+        return False if comes_for_chord else super().revoked()
 
     def _keep_in_line(self) -> None:
         """Give a call that comes back its place again, before later ones may run."""

@@ -314,3 +314,17 @@ def test_job_whose_message_was_dropped_may_be_lost(writer: Writer) -> None:
     verdicts = writer.verdicts(results, dropped={"a"})
     assert counted(verdicts) == {}
     assert verdicts.apart["jobs dropped between Redis and worker by Celery"] == 2
+
+
+def test_lost_chord_names_what_happened_to_its_parts(writer: Writer) -> None:
+    """One of them may have been ended while it was to send the body."""
+    writer.journal.note("sent", kind="chord", task_id="chord")
+    writer.journal.note("sent", kind="chord part", task_id="a", chord="chord")
+    writer.journal.note("revoking", task_id="a")
+
+    results = {"a": (states.SUCCESS, ""), "chord": (states.PENDING, "")}
+    verdicts = writer.verdicts(results)
+
+    (fate,) = verdicts.evidence[SILENT]
+    assert "part a: sent" in fate
+    assert "revoking" in fate

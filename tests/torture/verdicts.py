@@ -223,7 +223,12 @@ class Verdicts(Counts):
 
     def _fate(self, job: str, end: str) -> str:
         kind, traces = self._histories.sent[job], self._histories.traces(job)
-        return f"{kind} {job} is {end}; {traces}"
+        chords = self._histories.chords
+        parts = [part for part, chord in chords.items() if chord == job]
+        of_parts = "".join(
+            f"; part {part}: {self._histories.traces(part)}" for part in parts
+        )
+        return f"{kind} {job} is {end}; {traces}{of_parts}"
 
 
 def _tears(reader: Run, writer: Run, counter: str) -> bool | None:

@@ -143,6 +143,27 @@ def test_member_that_is_killed_while_it_sends_the_body_of_a_chord_loses_no_chord
     assert len(worker.stage.runs(f"{key}-tail")) == 1
 
 
+def test_member_that_is_terminated_while_it_sends_the_body_of_a_chord_loses_no_chord(
+    deploy: Deploy, site: Site, key: str
+) -> None:
+    """The worker that ends it counts it, and may not send the body for some seconds."""
+    backend = stored_by(site, "HangsInChords")
+    soon = {"result_chord_join_timeout": 2, "broker_connection_timeout": 0.5}
+    worker = deploy(settings=backend | soon)
+    header = [sig(worker, "late", key), sig(worker, "quick", f"{key}-other")]
+
+    result = chord(header)(worker.task("tail").s(key))
+    last, first = result.parent
+    first.get(timeout=60)
+    worker.stage.open(key)
+    until(lambda: worker.stage.notes(key, "killed-in-chord"))
+    worker.app.control.revoke(last.id, terminate=True, signal="SIGKILL")
+
+    assert result.get(timeout=60) == [last.id, first.id]
+    assert len(worker.stage.runs(key)) == 1
+    assert len(worker.stage.runs(f"{key}-tail")) == 1
+
+
 @pytest.mark.parametrize("name", ["job-retry", "job-wait"])
 def test_waiting_members_end_a_chord(prefork: Deployment, key: str, name: str) -> None:
     """Under ``retry`` and ``wait`` equal members run one after the other."""

@@ -367,8 +367,9 @@ def test_finished_member_comes_back_while_another_process_may_send_the_body(
     worker.app.conf.result_backend = three_nodes.urls[0]
     backend, task = worker.app.backend, worker.unique_job()
     backend.store_result("the-id", 0, states.SUCCESS)
+    backend.set_chord_size("the-group", 2)
     backend.client.set(backend.get_key_for_group("the-group", ".c"), "a token", ex=60)
-    body = worker.app.signature("tail").set(task_id="the-tail", chord_size=2)
+    body = worker.app.signature("tail").set(task_id="the-tail")
     member: Any = {"group": "the-group", "group_index": 0, "chord": body}
 
     run = worker.redeliver(task, id="the-id", **member)

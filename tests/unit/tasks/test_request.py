@@ -213,13 +213,14 @@ def receive(
     redlock: dict[str, Any] | None = None,
     chord: Any = None,
     received: Any = None,
+    group: str | None = None,
     **delivery: Any,
 ) -> RedlockRequest:
     """Receive a message as a worker's main process does, with these callbacks."""
     app = worker.app
     task, eventer = app.tasks.get("job") or worker.leased_job(), Eventer()
     sent = app.amqp.task_protocols[2](
-        worker.call_id, "job", (), {}, expires=60, chord=chord
+        worker.call_id, "job", (), {}, expires=60, chord=chord, group_id=group
     )
     sent.headers["redlock"] = redlock
     message = message_of(sent, **delivery)
@@ -597,6 +598,46 @@ def test_call_that_succeeded_comes_back_to_be_counted_in_its_chord(
         request.on_timeout(soft=False, timeout=1)
 
     assert outcomes == [outcome]
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # in Celery
+@pytest.mark.parametrize(
+    ("stored", "outcome"),
+    [
+        pytest.param({".c": "a process", ".s": 5}, "requeued", id="body-is-owed"),
+        pytest.param({".c": "a process"}, "acked", id="chord-has-failed"),
+        pytest.param({".c": "done"}, "acked", id="body-was-sent"),
+        pytest.param({".s": 5}, "acked", id="others-run"),
+    ],
+)
+def test_revoked_call_comes_back_while_a_process_owes_its_chord_the_body(
+    worker: Worker,
+    start_nodes: Callable[..., DevNodes],
+    monkeypatch: pytest.MonkeyPatch,
+    stored: dict[str, Any],
+    outcome: str,
+) -> None:
+    """The task itself counts the copy again, and later: the worker would do it now."""
+    app, outcomes = worker.app, list[str]()
+    app.conf.update(
+        broker_url="redis://localhost", result_backend=start_nodes(1).urls[0]
+    )
+    worker.leased_job(acks_late=True)
+    callbacks = {
+        "on_ack": lambda *_: outcomes.append("acked"),
+        "on_reject": lambda *rejected: outcomes.append("requeued" * rejected[-1]),
+    }
+    arrived = {"chord": app.signature("body"), "received": callbacks}
+    request = receive(worker, group="g", **arrived)
+    again = receive(worker, group="g", redelivered=True, **arrived)
+    for suffix, value in stored.items():
+        app.backend.client.set(app.backend.get_key_for_group("g", suffix), value)
+    monkeypatch.setattr("celery.worker.request.revoked_tasks", {worker.call_id})
+
+    assert request.revoked()
+
+    assert outcomes == [outcome]
+    assert again.revoked() == (outcome == "acked")
 
 
 def test_redelivered_message_does_not_expire_here(worker: Worker) -> None:

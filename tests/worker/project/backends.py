@@ -89,18 +89,30 @@ class KilledInChords(RedisBackend):
 
     def on_chord_part_return(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Count the call in its chord, and send the body if it is the last one."""
-        key = current_task.request.args[0]
+        key = request.args[0]
 
-        def kill(**_: Any) -> None:
+        def stop(**_: Any) -> None:
             if not stage().notes(key, "killed-in-chord"):
                 stage().note(key, "killed-in-chord")
-                os.kill(os.getpid(), signal.SIGKILL)
+                self._stop()
 
-        before_task_publish.connect(kill)
+        before_task_publish.connect(stop)
         try:
             return super().on_chord_part_return(request, *args, **kwargs)
         finally:
-            before_task_publish.disconnect(kill)
+            before_task_publish.disconnect(stop)
+
+    @staticmethod
+    def _stop() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class HangsInChords(KilledInChords):
+    """The same; and the process hangs there until it is killed."""
+
+    @staticmethod
+    def _stop() -> None:
+        signal.pause()
 
 
 class KilledAndCutOffInChords(KilledInChords):
