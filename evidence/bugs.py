@@ -528,6 +528,20 @@ BUGS = (
         ),
     ),
     Bug(
+        name="terminated-while-it-sends-a-chord",
+        effect=Effect.JOB_LOST,
+        text="A process that was to send the body of a chord was ended by "
+        "revoke(terminate=True). The worker counted its call once more, while that "
+        "process alone had the right to send the body, and acknowledged the message. "
+        "The chord waited for ever.",
+        found_by=Finder.TORTURE,
+        fixed_in="b647423",
+        way=Guard(
+            f"{_CANVAS}::test_member_that_is_terminated_while_it_sends_the_body_of_"
+            "a_chord_loses_no_chord"
+        ),
+    ),
+    Bug(
         name="soft-limit-replaces-a-retry",
         effect=Effect.JOB_LOST,
         text="A soft time limit came while billiard sent the end of a call that was "
