@@ -49,7 +49,7 @@ from celery_redlock.basics.backoff import jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.line.backlog import is_first, keep_place
 from celery_redlock.line.key_watch import OTHERS_FIRST, KeyWatch
-from celery_redlock.options.broker import visibility_timeout
+from celery_redlock.options.broker import longest_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -383,7 +383,7 @@ class EarlyStartStep(bootsteps.StartStopStep):  # type: ignore[misc]
         redlock = runtime_of(parent.app).redlock
         if redlock.listener is None:
             return
-        stays_for = min(_STAYS_FOR, visibility_timeout(parent.app) / 2)
+        stays_for = min(_STAYS_FOR, longest_wait(parent.app))
         starts = EarlyStarts(redlock, parent.timer, stays_for=stays_for)
         starts.register(hub)
         setattr(parent, _ATTRIBUTE, starts)

@@ -5,7 +5,9 @@ a call with a          waits
 =====================  =============================================================
 countdown, usually     In the worker that received it, and is not acknowledged. If
                        the worker is killed, Redis and SQS deliver the call again
-                       after the visibility timeout; other brokers at once.
+                       after the visibility timeout; other brokers at once. If it
+                       waits for too long, Redis and SQS do the same, and RabbitMQ
+                       closes the channel, by which Celery ends the worker.
 countdown, and quorum  In the broker, for whole seconds. Celery refuses to publish a
 queues (RabbitMQ)      call that is delayed by less than one.
 =====================  =============================================================
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _KOMBU: Any = kombu  # has no types
 _DELAY = re.compile(r"^(?:[01]\.){28}")  # in front of the routing key
+_CONSUMER_TIMEOUT = 1800.0  # seconds: RabbitMQ's default
 
 
 def visibility_timeout(app: Celery) -> float:
@@ -51,6 +54,21 @@ def visibility_timeout(app: Celery) -> float:
     return float(usual if given is None else given)
 
 
+def longest_wait(app: Celery) -> float:
+    """Return the seconds for which a call may wait in a worker for its countdown.
+
+    Half of the time after which the broker takes it away. No client can read the
+    ``consumer_timeout`` of a RabbitMQ, so this counts with its default.
+    """
+    try:
+        transport = app.connection_for_read().get_transport_cls()
+    except ImportError:
+        return math.inf
+    if transport.driver_type == "amqp":
+        return _CONSUMER_TIMEOUT / 2
+    return visibility_timeout(app) / 2
+
+
 def acks_timeouts(task: Task) -> bool:
     """Tell whether a hard time limit acknowledges a message, also with `acks_late`.
 
@@ -71,18 +89,18 @@ def is_in_memory(app: Celery) -> bool:
     """Tell whether there are no workers in other processes."""
     if not any((app.conf.broker_url, app.conf.broker_write_url)):
         return True
-    return bool(_connection(app).transport.driver_type == "memory")
+    return _driver_type(app) == "memory"
 
 
 def accepted_countdown(app: Celery, countdown: float) -> float:
     """Return the countdown with which a call can be published again.
 
-    In whole seconds where the broker delays calls, and at most half of the visibility
-    timeout: the broker would deliver a call that waits for longer once more.
+    In whole seconds where the broker delays calls, and at most the `longest_wait`,
+    after which it is tried and may be published once more. That holds also on quorum
+    queues: calls wait in the worker there, too, if their exchange is direct.
     """
-    if _delays_calls(app):
-        return float(math.ceil(countdown))
-    return min(countdown, visibility_timeout(app) / 2)
+    whole = math.ceil(countdown) if _delays_calls(app) else countdown
+    return min(float(whole), longest_wait(app))
 
 
 def way_back(app: Celery, delivery: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,12 +226,16 @@ def marks_redeliveries(app: Celery) -> bool:
 
     kombu's other transports, SQS for one, deliver it as it was.
     """
-    return _connection(app).transport.driver_type in ("redis", "amqp")
+    return _driver_type(app) in ("redis", "amqp")
 
 
 def _delays_calls(app: Celery) -> bool:
     """Tell whether the broker delays calls that have a countdown."""
-    return bool(detect_quorum_queues(app, _connection(app).transport.driver_type)[0])
+    return bool(detect_quorum_queues(app, _driver_type(app))[0])
+
+
+def _driver_type(app: Celery) -> str:
+    return str(_connection(app).transport.driver_type)
 
 
 def _connection(app: Celery) -> Any:

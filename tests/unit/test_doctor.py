@@ -316,6 +316,19 @@ def test_countdown_that_the_visibility_timeout_makes_shorter() -> None:
     assert found(settings.countdowns, settings=minute, **retried) == []
 
 
+def test_countdown_that_is_too_long_for_rabbitmq() -> None:
+    """RabbitMQ would close the channel of the worker, and that ends the worker."""
+    rabbit = {"broker_url": "amqp://rabbit"}
+    retried: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 3600}
+
+    finding = only(found(settings.countdowns, settings=rabbit, **retried))
+
+    assert (finding.code, finding.severity) == ("countdown", Severity.NOTE)
+    assert "after 900 s, half of RabbitMQ's consumer_timeout" in finding.fact
+    retried["retry_countdown"] = 900
+    assert found(settings.countdowns, settings=rabbit, **retried) == []
+
+
 def test_task_above_a_lock_task() -> None:
     """Its function is that task, whose body it would call without the lock."""
     app = Celery("shop", broker="redis://broker", set_as_current=False)

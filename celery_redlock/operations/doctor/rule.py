@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from celery_redlock.operations.inspect import voting_nodes
-from celery_redlock.options.broker import visibility_timeout
+from celery_redlock.options.broker import longest_wait, visibility_timeout
 from celery_redlock.options.lock_options import lock_tasks
 
 if TYPE_CHECKING:
@@ -160,6 +160,11 @@ class Case:
         if not self.app:
             return math.inf
         return visibility_timeout(self.app)
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds for which a call may wait in a worker for its countdown."""
+        return longest_wait(self.app) if self.app else math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,16 +306,29 @@ def _waits_with_a_countdown(it: LockTask) -> bool:
 
 @rule("Task")
 def countdowns(it: LockTask, case: Case) -> Iterator[Finding]:
-    """Find a ``retry_countdown`` that the visibility timeout makes shorter."""
+    """Find a ``retry_countdown`` that is too long for the broker."""
     countdown: Any = it.options.retry_countdown or 0.0  # resolved to seconds
-    longest = case.visibility_timeout / 2
-    if countdown > longest:
-        yield Finding(
-            "countdown",
-            NOTE,
-            f"has a retry_countdown of {countdown:g} s, and its calls come back after "
-            f"{longest:g} s, half of the visibility timeout: the broker would deliver "
-            "a call that waits for longer once more",
-            "Lower it, or raise "
-            'broker_transport_options["visibility_timeout"] to more than twice of it.',
+    longest = case.longest_wait
+    if countdown <= longest:
+        return
+    why = (
+        "the visibility timeout: the broker would deliver a call that waits for longer "
+        "once more"
+    )
+    remedy = (
+        "Lower it, or raise "
+        'broker_transport_options["visibility_timeout"] to more than twice of it.'
+    )
+    if case.visibility_timeout == math.inf:
+        why = (
+            "RabbitMQ's consumer_timeout: it would close the channel of a worker in "
+            "which a call waits for longer, and the worker would end"
         )
+        remedy = "Lower it."
+    yield Finding(
+        "countdown",
+        NOTE,
+        f"has a retry_countdown of {countdown:g} s, and its calls come back after "
+        f"{longest:g} s, half of {why}",
+        remedy,
+    )

@@ -74,6 +74,17 @@ def test_countdown_is_at_most_half_of_the_visibility_timeout() -> None:
     assert accepted_countdown(app, 86400) == 30
 
 
+@pytest.mark.parametrize("conf", [{}, QUORUM])
+def test_countdown_is_at_most_half_of_the_consumer_timeout(
+    conf: dict[str, str],
+) -> None:
+    """RabbitMQ closes the channel of a call that waits longer, and the worker ends."""
+    app = app_on("amqp://here", **conf)
+
+    assert accepted_countdown(app, 900) == 900
+    assert accepted_countdown(app, 86400) == 900
+
+
 @pytest.mark.parametrize(("countdown", "seconds"), [(0.001, 1), (0.9, 1), (1.1, 2)])
 def test_countdown_is_in_whole_seconds_on_quorum_queues(
     countdown: float, seconds: float
