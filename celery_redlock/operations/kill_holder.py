@@ -13,11 +13,12 @@ when its body ends, or when `LockLost` interrupts it after the loss of its lock.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.operations.words import plural
-from celery_redlock.options.broker import broker_errors
+from celery_redlock.options.broker import answer_of, answers_in, broker_errors
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from celery_redlock.locks.lease import Holder
 
 _PATIENCE = 2.0  # seconds that workers have to answer
+_BROKER_WITHIN = 10.0  # seconds for the broker, and for their answers
 _ENDS_WITHIN = 5.0  # seconds, after each signal
 _LOOK_EVERY = 0.2  # seconds
 _SIGNALS = ("SIGTERM", "SIGKILL")
@@ -52,7 +54,7 @@ def kill_holder(app: Celery, holder: Holder) -> str:
     fact = "was not killed: the workers could not be asked"
     try:
         worker = _worker_of(app, holder)
-        pool = _pool_of(app, worker)
+        pool = _pool_of(app, worker, holder)
         if pool != "prefork":
             raise HolderLives(
                 f"{holder} cannot be killed: worker {worker} has the pool "
@@ -62,9 +64,14 @@ def kill_holder(app: Celery, holder: Holder) -> str:
             )
         fact = "may still run: the worker could not be told or asked"
         for name in _SIGNALS:
-            app.control.revoke(
-                holder.task_id, destination=[worker], terminate=True, signal=name
+            revoke = partial(
+                app.control.revoke,
+                holder.task_id,
+                destination=[worker],
+                terminate=True,
+                signal=name,
             )
+            answer_of(revoke, within=_BROKER_WITHIN)
             if _has_ended(app, worker, holder):
                 return f"{holder} was killed with {name} by worker {worker}."
     except broker_errors(app) as error:
@@ -79,7 +86,7 @@ def _worker_of(app: Celery, holder: Holder) -> str:
     A broker may deliver one message twice. So it is the process that counts, and not
     only the id: Celery kills the request that came last under an id.
     """
-    active = app.control.inspect(timeout=_PATIENCE).active(safe=True) or {}
+    active = _told(app, None, "active", safe=True)
     found = [worker for worker, tasks in active.items() if _runs_in(tasks, holder)]
     if found[1:]:  # processes of two machines may have one number
         found = [worker for worker in found if worker.endswith(f"@{holder.host}")]
@@ -90,8 +97,7 @@ def _worker_of(app: Celery, holder: Holder) -> str:
             "process is gone, release the lock without --kill."
         )
     (worker,) = found
-    asked = app.control.inspect([worker], timeout=_PATIENCE)
-    latest = (asked.query_task([holder.task_id]) or {}).get(worker) or {}
+    latest = _told_by(app, worker, holder, "query_task", [holder.task_id])
     if not _runs_in([info for _, info in latest.values()], holder):
         raise HolderLives(
             f"{holder} was not killed: worker {worker} has got a copy of its job "
@@ -109,10 +115,31 @@ def _runs_in(tasks: Any, holder: Holder) -> bool:
     )
 
 
-def _pool_of(app: Celery, worker: str) -> str:
+def _told(
+    app: Celery, workers: list[str] | None, what: str, *arguments: Any, **named: Any
+) -> dict[str, Any]:
+    """Return the answers of these workers, or of all, to one of Celery's inquiries."""
+    inspect = app.control.inspect(workers, timeout=_PATIENCE)
+    ask = partial(getattr(inspect, what), *arguments, **named)
+    return answers_in(answer_of(ask, within=_BROKER_WITHIN))
+
+
+def _told_by(
+    app: Celery, worker: str, holder: Holder, what: str, *arguments: Any
+) -> Any:
+    """Return the answer of one worker, without which its holder is not killed."""
+    told = _told(app, [worker], what, *arguments)
+    if worker not in told:
+        raise HolderLives(
+            f"{holder} was not killed: worker {worker} did not answer. Try again."
+        )
+    return told[worker]
+
+
+def _pool_of(app: Celery, worker: str, holder: Holder) -> str:
     """Return the name of the worker's pool, such as prefork or threads."""
-    stats = app.control.inspect([worker], timeout=_PATIENCE).stats() or {}
-    pool = (stats.get(worker) or {}).get("pool", {}).get("implementation", "")
+    stats = _told_by(app, worker, holder, "stats")
+    pool = stats.get("pool", {}).get("implementation", "")
     if "concurrency.thread" in pool:
         return "threads"
     return str(pool.partition("concurrency.")[2].partition(":")[0])
@@ -121,10 +148,9 @@ def _pool_of(app: Celery, worker: str) -> str:
 def _has_ended(app: Celery, worker: str, holder: Holder) -> bool:
     """Wait until the worker says that it does not run the task any more."""
     give_up_at = SYSTEM_CLOCK.monotonic() + _ENDS_WITHIN
-    inspect = app.control.inspect([worker], timeout=_PATIENCE)
     while SYSTEM_CLOCK.monotonic() < give_up_at:
-        found = inspect.active(safe=True)
-        if found and not _runs_in(found.get(worker), holder):
+        found = _told(app, [worker], "active", safe=True)
+        if worker in found and not _runs_in(found[worker], holder):
             return True
         SYSTEM_CLOCK.sleep(_LOOK_EVERY)
     return False

@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import kombu
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu.exceptions import OperationalError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from celery import Celery, Task
 
+T = TypeVar("T")
 _KOMBU: Any = kombu  # has no types
 _DELAY = re.compile(r"^(?:[01]\.){28}")  # in front of the routing key
 _CONSUMER_TIMEOUT = 1800.0  # seconds: RabbitMQ's default
@@ -207,6 +209,55 @@ def _matches(pattern: list[str], words: list[str]) -> bool:
     if first == "#":
         return any(_matches(rest, words[n:]) for n in range(len(words) + 1))
     return bool(words) and first in ("*", words[0]) and _matches(rest, words[1:])
+
+
+def answer_of(ask: Callable[[], T], *, within: float) -> T:
+    """Return what an inquiry over the broker returns; give it up when that is late.
+
+    A broker that takes a connection and says nothing, such as a Redis that hangs, has
+    no deadline in kombu. So a thread asks, and one that gets no answer is left alone.
+
+    Args:
+        ask: The inquiry. It may go on after this function has raised an error.
+        within: Seconds.
+
+    Raises:
+        OperationalError: There was no answer in time.
+        Exception: The error of the inquiry.
+    """
+    answers: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except Exception as error:  # noqa: BLE001  (raised again below)
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="redlock-inquiry", daemon=True)
+    thread.start()
+    thread.join(within)
+    for error in errors:
+        raise error
+    if not answers:
+        raise OperationalError(f"no answer within {within:g} s")
+    return answers[0]
+
+
+def answers_in(replies: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the answers of workers to an inquiry, by their names.
+
+    A worker in which the inquiry has failed replies with the error, and is left out.
+    """
+    found = (replies or {}).items()
+    return {worker: told for worker, told in found if not _is_error(told)}
+
+
+def _is_error(told: Any) -> bool:
+    match told:
+        case {"error": str()}:
+            return True
+    return False
 
 
 def broker_errors(app: Celery) -> tuple[type[BaseException], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from celery_redlock.operations.doctor import (
     log_findings,
     settings,
     workers,
+    workers_by_nodes,
     worst_of,
 )
 from celery_redlock.policies import Raise, Skip
@@ -451,3 +453,15 @@ def test_without_an_app_there_are_no_findings_about_tasks() -> None:
 
     assert list(settings.visibility(case)) == []
     assert list(settings.result_backend(case)) == []
+
+
+def test_broker_that_hangs_does_not_stop_the_doctor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A Redis that is frozen takes the connection, and replies never."""
+    monkeypatch.setattr(workers, "_WITH_CONNECTION", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        app = Celery(broker=url, set_as_current=False)
+
+        assert workers_by_nodes(app, ["a"]) == ([], [])

@@ -1,7 +1,8 @@
-"""Kills of a holder whose broker goes away meanwhile; workers are in `tests/worker`."""
+"""Kills of a holder where the broker or a worker fails; more is in `tests/worker`."""
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -24,8 +25,9 @@ REPLIES = {
 class Control:
     """Celery's ``app.control``, until the broker goes away at one of its inquiries."""
 
-    def __init__(self, last: str) -> None:
+    def __init__(self, last: str = "", replies: dict[str, Any] | None = None) -> None:
         self._last = last
+        self._replies = {**REPLIES, **(replies or {})}
 
     def inspect(self, *_: object, **__: object) -> Control:
         """Return what has an inquiry for each name."""
@@ -35,7 +37,8 @@ class Control:
         def reply(*_: object, **__: object) -> Any:
             if name == self._last:
                 raise OperationalError("the broker is down")
-            return REPLIES[name]
+            answer = self._replies[name]
+            return answer.pop(0) if isinstance(answer, list) else answer
 
         return reply
 
@@ -57,3 +60,51 @@ def test_holder_may_be_killed_if_the_broker_goes_away_with_the_signal() -> None:
 
     with pytest.raises(HolderLives, match=r"may still run: .*\(the broker is down"):
         kill_holder(app, HOLDER)
+
+
+FAILED = {"w@worker-1": {"error": "RuntimeError('Set changed size during iteration')"}}
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("active", r"no worker says .* \(0 workers answered\)"),
+        ("query_task", "worker w@worker-1 did not answer"),
+        ("stats", "worker w@worker-1 did not answer"),
+    ],
+)
+def test_holder_is_not_killed_if_a_worker_replies_with_an_error(
+    what: str, reason: str
+) -> None:
+    """Celery sends the error of an inquiry as its reply."""
+    app = Celery(broker="memory://", set_as_current=False)
+    app.control = Control(replies={what: FAILED})
+
+    with pytest.raises(HolderLives, match=f"was not killed: .*{reason}"):
+        kill_holder(app, HOLDER)
+
+
+def test_error_of_a_worker_is_no_end_of_the_holder() -> None:
+    """Only a worker that lists its tasks, without this one, says that it has ended."""
+    app = Celery(broker="memory://", set_as_current=False)
+    ended: dict[str, Any] = {"w@worker-1": []}
+    replies = [REPLIES["active"], FAILED, REPLIES["active"], ended]
+    app.control = Control(replies={"active": replies})
+
+    said = kill_holder(app, HOLDER)
+
+    assert "was killed with SIGTERM" in said
+    assert not replies
+
+
+def test_holder_is_not_killed_if_the_broker_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A Redis that is frozen takes the connection, and replies never."""
+    monkeypatch.setattr("celery_redlock.operations.kill_holder._BROKER_WITHIN", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        app = Celery(broker=url, set_as_current=False)
+
+        with pytest.raises(HolderLives, match=r"was not killed: .*no answer within"):
+            kill_holder(app, HOLDER)

@@ -20,7 +20,12 @@ from celery_redlock.operations.doctor.rule import (
     LockTask,
     rule,
 )
-from celery_redlock.options.broker import broker_errors, is_in_memory
+from celery_redlock.options.broker import (
+    answer_of,
+    answers_in,
+    broker_errors,
+    is_in_memory,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from celery import Celery, Task
 
 _REPLY_WITHIN = 1.0  # seconds
+_WITH_CONNECTION = 5.0  # seconds: one that hangs must not stop the doctor
 _COMPARED = {"lock_options": "lock options", "key_rule": "arguments or key"}
 _HAS_NODES = " [lock_nodes="  # between the name of a task and the names of its nodes
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -186,14 +192,20 @@ def _nodes_of_workers(
 
 
 def told_by_workers(app: Celery, what: str, *arguments: str) -> dict[str, Any]:
-    """Return the replies of the running workers to one of Celery's inquiries."""
+    """Return the replies of the running workers to one of Celery's inquiries.
+
+    It takes five seconds at most. Without a broker there are none.
+    """
     if is_in_memory(app):
         return {}
-    try:
+
+    def ask() -> dict[str, Any]:
         with app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, interval_start=0)
             inspect = app.control.inspect(connection=connection, timeout=_REPLY_WITHIN)
-            found: dict[str, Any] = getattr(inspect, what)(*arguments) or {}
+            return answers_in(getattr(inspect, what)(*arguments))
+
+    try:
+        return answer_of(ask, within=_WITH_CONNECTION)
     except broker_errors(app):  # without a broker, no worker can be asked
         return {}
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import threading
 from typing import Any
 
 import kombu
@@ -14,6 +15,8 @@ from kombu.exceptions import OperationalError
 
 from celery_redlock.options.broker import (
     accepted_countdown,
+    answer_of,
+    answers_in,
     broker_errors,
     visibility_timeout,
     way_back,
@@ -245,3 +248,28 @@ def test_queue_with_several_bindings_is_found_by_each() -> None:
     for key in ("one", "two"):
         options = way_back(app, {"exchange": "shop", "routing_key": key})
         assert options["queue"].name == "mine"
+
+
+def test_inquiry_that_hangs_is_given_up() -> None:
+    """The thread that asks is left alone, and the others go on."""
+    ends = threading.Event()
+    try:
+        with pytest.raises(OperationalError, match=r"no answer within 0\.01 s"):
+            answer_of(ends.wait, within=0.01)
+    finally:
+        ends.set()
+
+
+def test_error_of_an_inquiry_is_raised_where_it_was_asked() -> None:
+    """An answer of None is one, too."""
+    assert answer_of(lambda: None, within=20) is None
+    with pytest.raises(ZeroDivisionError):
+        answer_of(lambda: 1 / 0, within=20)
+
+
+def test_reply_with_an_error_is_no_answer() -> None:
+    """Celery sends the error of an inquiry as its reply."""
+    replies = {"a@here": {"error": "KeyError('x')"}, "b@here": {"x": ["error", {}]}}
+
+    assert answers_in(replies) == {"b@here": {"x": ["error", {}]}}
+    assert answers_in(None) == {}
