@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
@@ -20,6 +19,7 @@ from celery import signals
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.log_fields import log_fields
+from celery_redlock.basics.timing import seconds_text
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.broker import broadcast_of
 from celery_redlock.options.lock_options import lock_tasks, takes_lock
@@ -135,7 +135,7 @@ def _log_report(report: NodesReport, *, is_store: bool) -> None:
             votes, when = f"The {node} does not vote", "until it votes"
         if left is not None:
             at_least = "at least " if ballot.indexes(VoteKind.SILENT) else ""
-            when = f"for {at_least}{math.ceil(left)} s more"
+            when = f"for {at_least}{seconds_text(left)} more"
         log.error(
             "%s: %s. Tasks that need a lock do not run %s. (For a brand-new "
             "deployment, run %s.)",

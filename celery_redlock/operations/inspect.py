@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from celery_redlock.basics.resp import DOES_NOT_KNOW, ErrorReply
 from celery_redlock.basics.text import MOST_TOLD, fields_of, number_in, printable_line
+from celery_redlock.basics.timing import seconds_text
 from celery_redlock.locks.failure import ends_in
 from celery_redlock.locks.lease import Holder, new_base
 from celery_redlock.members.view import CLOSED, JOINED, View, refusal
@@ -130,8 +131,8 @@ class NodeStatus:
         if self.waits_with_all:
             forgot = "a majority of the nodes may have forgotten locks"
         return {
-            NodeState.QUARANTINED: f"is in quarantine for {math.ceil(self.wait)} s: "
-            f"{forgot}",
+            NodeState.QUARANTINED: "is in quarantine for "
+            f"{seconds_text(self.wait)}: {forgot}",
             NodeState.NEW: "is new or restarted: it may have forgotten locks",
             NodeState.CLOSED: "is closed for a reconfiguration",
             NodeState.OTHER_CONFIG: "is set up differently",

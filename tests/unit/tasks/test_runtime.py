@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +130,22 @@ def test_worker_that_is_ready_says_what_it_waits_for(
     assert said[0][1] == "All nodes vote: 3 (quorum: 2)."
     assert "node-1" in said[1][1]
     assert "redlock init" in said[2][1]
+
+
+def test_worker_that_waits_for_nodes_names_one_duration(
+    nodes: FakeNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says of a node and of its tasks that they wait for as long."""
+    app = locking_app(redlock_nodes=nodes.urls)
+    runtime_of(app).use(nodes.redlock())
+    for node in nodes.nodes:
+        node.restart()
+
+    with caplog.at_level(logging.ERROR, "celery_redlock.app.worker_hooks"):
+        signals.worker_ready.send(sender=Starting(app))
+
+    said = caplog.messages[0]
+    assert set(re.findall(r"\d+(?:\.\d+)? s\b", said)) == {"62.2 s"}
 
 
 def test_worker_with_a_single_node_names_no_majority(
