@@ -31,7 +31,7 @@ from celery_redlock.operations.acl import denied_command, try_commands
 from celery_redlock.scripts import ACQUIRE
 from celery_redlock.scripts.keys import stripe_of
 from celery_redlock.wire.client import NodeUnreachable, PerNode, each_node
-from celery_redlock.wire.quorum import VoteKind
+from celery_redlock.wire.quorum import UNSURE, VoteKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,7 +63,7 @@ class NodeState(enum.Enum):
     VOTES = "votes"
     QUARANTINED = "in quarantine"
     UNSYNCED = "waits for other nodes to confirm it"
-    NEW = "new or restarted"
+    NEW = "new, or may have forgotten locks"
     CLOSED = "closed for a reconfiguration"
     OTHER_CONFIG = "set up differently"
     UNFIT = "unfit"
@@ -133,7 +133,7 @@ class NodeStatus:
         return {
             NodeState.QUARANTINED: "is in quarantine for "
             f"{seconds_text(self.wait)}: {forgot}",
-            NodeState.NEW: "is new or restarted: it may have forgotten locks",
+            NodeState.NEW: UNSURE,
             NodeState.CLOSED: "is closed for a reconfiguration",
             NodeState.OTHER_CONFIG: "is set up differently",
         }.get(self.state, self.reason)

@@ -32,6 +32,9 @@ INTERRUPTED = "lost its connection, because a request was interrupted"
 LOST_SCRIPTS = "had lost its scripts"
 """The reason of nodes that get the scripts again, with the next request."""
 
+UNSURE = "is new or may have forgotten locks"
+"""The reason of nodes without memory: new, restarted, emptied, promoted or evicting."""
+
 
 def quorum_of(nodes: int) -> int:
     """Return the smallest majority of this many nodes: 1 of 1, 2 of 2, 2 of 3."""
@@ -302,7 +305,7 @@ class Ballot:
                 reason = "is not confirmed by other nodes yet"
                 if len(self.labels) == 1:
                     reason = "does not vote yet"
-                problems.append(f"{label} {reason if vote.value else 'has restarted'}")
+                problems.append(f"{label} {reason if vote.value else UNSURE}")
             elif vote.kind in (VoteKind.REFUSED, VoteKind.SILENT):
                 problems.append(f"{label} {vote.reason}")
         return problems

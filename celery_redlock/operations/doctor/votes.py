@@ -18,6 +18,7 @@ from celery_redlock.operations.doctor.rule import (
     rule,
 )
 from celery_redlock.operations.inspect import NodeState, awaited, present_view
+from celery_redlock.wire.quorum import UNSURE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,8 +168,7 @@ _BY_ITSELF = (
     f"`{COMMAND} init` ends the wait.)"
 )
 _WITH_ALL = (  # also of one that has its memory
-    "waits with all nodes, as a majority of them is new or has lost its memory, and "
-    "does not vote {wait}"
+    f"waits with all nodes, as a majority of them {UNSURE}, and does not vote {{wait}}"
 )
 _REMOVED = (
     "A reconfiguration has removed it, and other nodes vote in the new configuration: "
@@ -194,20 +194,20 @@ _PROBLEMS = {
     NodeState.QUARANTINED: Finding(
         "quarantine",
         WARNING,
-        "is new or has restarted, and does not vote {wait}",
+        f"{UNSURE}, and does not vote {{wait}}",
         _BY_ITSELF,
     ),
     NodeState.NEW: Finding(
         "quarantine",
         WARNING,
-        "is new or has restarted, and does not vote until a majority of the nodes has "
+        f"{UNSURE}, and does not vote until a majority of the nodes has "
         "been asked for a lock; then {wait}",
         _BY_ITSELF,
     ),
     NodeState.UNSYNCED: Finding(
         "unsynced",
         WARNING,
-        "has restarted, and does not vote until enough other nodes confirm it",
+        "does not vote until enough other nodes confirm it",
         "They do with one of the next locks, if enough of them vote. If a member is "
         f"gone for good, replace it with `{COMMAND} reconfigure`.",
     ),

@@ -196,13 +196,14 @@ def test_reasons_name_each_node_that_gave_no_vote() -> None:
     )
 
     assert ballot.reasons() == (
-        "node-1 had not answered, node-2 is in quarantine for 1.5 s, node-3 has "
-        "restarted, node-4 refused the connection, node-5 is read-only"
+        "node-1 had not answered, node-2 is in quarantine for 1.5 s, node-3 is new "
+        "or may have forgotten locks, node-4 refused the connection, node-5 is "
+        "read-only"
     )
     assert "node-0=granted node-1=?" in repr(ballot)
 
 
-def test_reasons_tell_a_newcomer_from_a_node_that_has_restarted() -> None:
+def test_reasons_tell_a_newcomer_from_a_node_that_may_have_forgotten() -> None:
     """Both wait for the other nodes; the operator looks for the cause elsewhere."""
     ballot = ballot_of(
         (Vote(VoteKind.UNSYNCED, value="1f"), Vote(VoteKind.UNSYNCED), None)
@@ -210,7 +211,7 @@ def test_reasons_tell_a_newcomer_from_a_node_that_has_restarted() -> None:
 
     assert ballot.problems() == [
         "node-0 is not confirmed by other nodes yet",
-        "node-1 has restarted",
+        "node-1 is new or may have forgotten locks",
         "node-2 had not answered",
     ]
 
