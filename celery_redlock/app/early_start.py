@@ -81,6 +81,8 @@ class WaitingCall:
             its lock is held: its policy is asked again, or the broker would deliver its
             message once more.
         entry: Its entry in Celery's timer; None when it was started.
+        is_in_line: Whether it is in the line of its key. If there are lines of too many
+            keys, it only waits for its countdown.
     """
 
     starts: EarlyStarts
@@ -91,6 +93,7 @@ class WaitingCall:
     pause: float
     leave_at: float
     entry: Any = None
+    is_in_line: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -244,7 +247,7 @@ class EarlyStarts:
             return call.entry
         if line is None:
             line = self._lines[wanted] = _Line()
-        request.redlock_waiting = call
+        request.redlock_waiting, call.is_in_line = call, True
         self._number += 1
         heapq.heappush(line.calls, (waits.rank, self._number, call))
         line.waiting += 1
@@ -268,7 +271,7 @@ class EarlyStarts:
         """
         if call.entry is None:
             return
-        line = self._lines.get(call.waits.wanted)
+        line = self._lines.get(call.waits.wanted) if call.is_in_line else None
         if line is None:
             self._calls.discard(call)
             call.entry = None

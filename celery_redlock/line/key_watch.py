@@ -134,10 +134,10 @@ class KeyWatch:
         self._orders.append(order)
         self._news.set()
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name="redlock-key-watch", daemon=True
-            )
-            self._thread.start()
+            name = "redlock-key-watch"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            thread.start()  # or an error: then the next order tries it again
+            self._thread = thread
 
     # -- the thread ----------------------------------------------------------------
 

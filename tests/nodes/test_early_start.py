@@ -170,6 +170,27 @@ def test_revoked_call_ends_with_its_countdown(
     loop.until_started("revoked", "waits")
 
 
+def test_call_beyond_the_most_keys_does_not_end_the_line_of_later_ones(
+    loop: Loop, rival: Redlock, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in no line, and starts with its countdown."""
+    monkeypatch.setattr("celery_redlock.app.early_start._MOST_KEYS", 1)
+    lease = rival.acquire(key)
+    loop.add("other", Wanted(f"{key}-other"))
+    loop.add("beyond", Wanted(key), after=0.5)
+    loop.until_started("other")
+    loop.ended("other")
+    until(lambda: loop.hub.run_once() or not loop.starts._lines, what="no line")  # noqa: SLF001
+    state.revoked.add("beyond")
+
+    loop.add("later", Wanted(key))
+    loop.until_started("other", "beyond")
+
+    state.revoked.discard("beyond")
+    rival.release(lease)
+    loop.until_started("other", "beyond", "later")
+
+
 def test_call_is_tried_before_the_broker_delivers_it_again(
     redlock: Redlock, rival: Redlock, key: str
 ) -> None:

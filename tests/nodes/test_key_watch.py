@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -266,6 +267,24 @@ def test_stop_leaves_the_wait_queues(
 
     until(lambda: not any(queued(shared_nodes, key)), WITHIN, what="empty queues")
     rival.release(lease)
+
+
+def test_watch_that_got_no_thread_tries_again(
+    told: Told, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is out of threads has some again later."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as no_thread:
+        no_thread.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            told.watch.watch(Wanted(key), 1)
+
+    told.watch.watch(Wanted(key), 1)
+
+    told.until(1)
 
 
 def test_watch_needs_a_listener() -> None:
