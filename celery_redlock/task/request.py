@@ -228,13 +228,16 @@ class RedlockRequest(Request):
             and (self._has_success() or self._may_owe_its_body())
         )
         if may:
-            log.warning(
-                "%s had its result when its process was ended. Its message goes back "
-                "to its queue: the next copy counts it in its chord.",
-                self.humaninfo(),
-                extra=log_fields("chord-left", task=self.name, task_id=self.id),
-            )
+            self._say_that_it_comes_back()
         return may
+
+    def _say_that_it_comes_back(self) -> None:
+        log.warning(
+            "%s has its result, but its chord may still wait for it. Its message goes "
+            "back to its queue: the next copy counts it there.",
+            self.humaninfo(),
+            extra=log_fields("chord-left", task=self.name, task_id=self.id),
+        )
 
     def _is_counted_by_next_copy(self) -> bool:
         """Tell whether the next copy of a member of a chord counts it, if it has ended.
@@ -303,6 +306,7 @@ class RedlockRequest(Request):
             and self._is_counted_by_next_copy()
             and self._may_owe_its_body()
         ):
+            self._say_that_it_comes_back()
             self.reject(requeue=True)
         super().acknowledge()
 
