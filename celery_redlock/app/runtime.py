@@ -20,8 +20,9 @@ from celery import signals
 from celery_redlock.app.masking import mask
 from celery_redlock.app.outage_log import OutageLog
 from celery_redlock.app.refusal_log import RefusalLog
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.log_fields import log_fields
-from celery_redlock.basics.process import OfOneProcess
+from celery_redlock.basics.process import Background, OfOneProcess
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.locking import watchdog_of
 from celery_redlock.settings import Settings
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from celery.utils.dispatch import Signal
 
+    from celery_redlock.basics.process import ThreadRun
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.locks.watchdog import Watchdog
     from celery_redlock.options.lock_options import LockOptions, ResolvedOptions
@@ -46,6 +48,7 @@ _ARGUMENTS = (  # of Redlock
 )
 _READ_ONCE = [f"redlock_{name}" for name in (*_ARGUMENTS, "on_backend_error")]
 _PATIENCE = 1.0  # seconds for which an ending process waits for receivers
+_IDLE = 10.0  # seconds without a signal, after which the thread for them ends
 
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 _instead: list[Callable[[Any], Runtime]] = []  # filled only by tests
@@ -162,8 +165,8 @@ class SignalDispatcher(OfOneProcess):
     """Sends the watchdog's signals from a thread of its own, in the order of dispatch.
 
     Receivers are code of users and may be slow; the thread that renews locks must not
-    be. The thread starts with the first signal that has a receiver. A forked child
-    gets a new one.
+    be. The thread starts with the first signal that has a receiver, and ends when there
+    was none for a while. A forked child gets a new one.
     """
 
     def __init__(self) -> None:
@@ -174,19 +177,18 @@ class SignalDispatcher(OfOneProcess):
         """Forget the thread of the parent process."""
         self._queue: queue.SimpleQueue[tuple[Signal, Any, dict[str, Any]] | None]
         self._queue = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._background = Background("redlock-dispatcher", self._run, SYSTEM_CLOCK)
 
     def dispatch(self, *, signal: Signal, sender: object, **named: Any) -> None:
-        """Send a signal soon. Without receivers it costs nothing."""
+        """Send a signal soon. Without receivers it costs nothing.
+
+        If no thread can start, it is sent together with a later signal.
+        """
         if not signal.receivers:
             return
         self.notice_fork()
         self._queue.put((signal, sender, named))
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(
-                target=self._run, name="redlock-dispatcher", daemon=True
-            )
-            self._thread.start()
+        self._background.ensure()
 
     def stop(self) -> None:
         """Send the remaining signals, for a second at most, and end the thread.
@@ -194,16 +196,19 @@ class SignalDispatcher(OfOneProcess):
         The next signal starts it again.
         """
         self.notice_fork()
-        thread, self._thread = self._thread, None
-        if thread and thread.is_alive():
-            self._queue.put(None)
-            if thread is not threading.current_thread():
-                thread.join(_PATIENCE)
+        self._background.stop(lambda: self._queue.put(None), _PATIENCE)
 
-    def _run(self) -> None:
-        while (entry := self._queue.get()) is not None:
-            signal, sender, named = entry
-            signal.send(sender=sender, **named)
+    def _run(self, run: ThreadRun) -> None:
+        while True:
+            try:
+                entry = self._queue.get(timeout=_IDLE)
+            except queue.Empty:
+                entry = None
+            if entry is not None:
+                signal, sender, named = entry
+                signal.send(sender=sender, **named)
+            elif self._background.ends(run, lambda: not self._queue.empty()):
+                return
 
 
 def _plain(value: object) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import pickle
 import re
+import sys
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,7 @@ from celery_redlock.app.runtime import SignalDispatcher, runtime_of
 from celery_redlock.signals import lock_renewed
 from celery_redlock.testing import FakeNodes
 from tests.harness.threads import threads_started_here
+from tests.harness.waiting import until
 from tests.nodes.support import run_threads
 from tests.unit.tasks.support import LONG
 
@@ -188,6 +191,50 @@ def test_dispatcher_calls_receivers_in_another_thread() -> None:
         dispatcher.stop()
 
     assert told == [(number, "redlock-dispatcher") for number in range(3)]
+
+
+def test_signals_of_several_threads_are_sent_one_at_a_time() -> None:
+    """Two threads would change their order, and only one of them would end."""
+    signal, usual, threads = Signal(), sys.getswitchinterval(), 8
+    inside: list[object] = []
+    most: list[int] = []
+
+    def receive(**named: object) -> None:
+        inside.append(named)
+        threading.Event().wait(0.001)  # a receiver is slower than a dispatch
+        most.append(len(inside))
+        inside.remove(named)
+
+    def dispatch(dispatcher: SignalDispatcher, start: threading.Barrier) -> None:
+        start.wait(LONG)
+        dispatcher.dispatch(signal=signal, sender=None)
+
+    signal.connect(receive)
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(50):
+            most.clear()
+            args = dispatcher, _ = SignalDispatcher(), threading.Barrier(threads)
+            run_threads(*[partial(dispatch, *args)] * threads)
+            until(lambda: len(most) == threads, what="all signals")
+            dispatcher.stop()
+            assert max(most) == 1
+    finally:
+        sys.setswitchinterval(usual)
+
+
+def test_dispatcher_that_was_idle_sends_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread has ended meanwhile, and the next signal starts another one."""
+    monkeypatch.setattr("celery_redlock.app.runtime._IDLE", 0.01)
+    signal, sent = Signal(), threading.Event()
+    signal.connect(lambda **_: sent.set(), weak=False)
+    dispatcher = SignalDispatcher()
+
+    for _ in range(2):
+        sent.clear()
+        dispatcher.dispatch(signal=signal, sender=None)
+        assert sent.wait(LONG)
+        until(lambda: not dispatcher._background.is_running, what="the end")  # noqa: SLF001
 
 
 def test_dispatcher_does_nothing_without_receivers() -> None:
