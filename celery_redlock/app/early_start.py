@@ -49,7 +49,7 @@ from celery_redlock.basics.backoff import jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.line.backlog import is_first, keep_place
 from celery_redlock.line.key_watch import OTHERS_FIRST, KeyWatch
-from celery_redlock.options.broker import longest_wait
+from celery_redlock.options.broker import has_quorum_queues, longest_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -387,6 +387,8 @@ class EarlyStartStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if redlock.listener is None:
             return
         stays_for = min(_STAYS_FOR, longest_wait(parent.app))
+        if has_quorum_queues(parent.app):
+            stays_for = 0.0  # each takes the place of another call in the prefetch
         starts = EarlyStarts(redlock, parent.timer, stays_for=stays_for)
         starts.register(hub)
         setattr(parent, _ATTRIBUTE, starts)

@@ -9,7 +9,9 @@ countdown, usually     In the worker that received it, and is not acknowledged. 
                        waits for too long, Redis and SQS do the same, and RabbitMQ
                        closes the channel, by which Celery ends the worker.
 countdown, and quorum  In the broker, for whole seconds. Celery refuses to publish a
-queues (RabbitMQ)      call that is delayed by less than one.
+queues (RabbitMQ)      call that is delayed by less than one. Behind a direct
+                       exchange it waits in the worker, and counts in its prefetch:
+                       Celery does not raise the prefetch of quorum queues.
 =====================  =============================================================
 """
 
@@ -54,6 +56,11 @@ def visibility_timeout(app: Celery) -> float:
         return math.inf
     given = connection.transport_options.get("visibility_timeout")
     return float(usual if given is None else given)
+
+
+def has_quorum_queues(app: Celery) -> bool:
+    """Tell whether the app uses quorum queues: RabbitMQ delays their calls."""
+    return bool(detect_quorum_queues(app, _driver_type(app))[0])
 
 
 def longest_wait(app: Celery) -> float:
@@ -101,7 +108,7 @@ def accepted_countdown(app: Celery, countdown: float) -> float:
     after which it is tried and may be published once more. That holds also on quorum
     queues: calls wait in the worker there, too, if their exchange is direct.
     """
-    whole = math.ceil(countdown) if _delays_calls(app) else countdown
+    whole = math.ceil(countdown) if has_quorum_queues(app) else countdown
     return min(float(whole), longest_wait(app))
 
 
@@ -114,7 +121,7 @@ def way_back(app: Celery, delivery: Mapping[str, Any]) -> dict[str, Any]:
     goes through the exchange of that queue: only this one delays.
     """
     exchange, key = delivery.get("exchange") or "", delivery.get("routing_key") or ""
-    if _delays_calls(app):
+    if has_quorum_queues(app):
         queue = _delayed_queue(app, exchange, key)
         if queue is not None:
             there = queue.exchange.name, queue.routing_key
@@ -278,11 +285,6 @@ def marks_redeliveries(app: Celery) -> bool:
     kombu's other transports, SQS for one, deliver it as it was.
     """
     return _driver_type(app) in ("redis", "amqp")
-
-
-def _delays_calls(app: Celery) -> bool:
-    """Tell whether the broker delays calls that have a countdown."""
-    return bool(detect_quorum_queues(app, _driver_type(app))[0])
 
 
 def _driver_type(app: Celery) -> str:

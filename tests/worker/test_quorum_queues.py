@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long  # a RabbitMQ takes ten seconds to start
 
+PROCESSES = 4  # of the worker
 NOT_THE_BROKER = "could not be republished"
 
 
@@ -44,14 +45,6 @@ def on_quorum_queues(server: RabbitMQ, exchange_type: str) -> dict[str, Any]:
     }
 
 
-def times_back(here: Deployment, times: int) -> int:
-    """Return how often a refused call is received, where the broker delays it or not.
-
-    A worker that keeps it does not send it back while its lock is held.
-    """
-    return times if here.app.conf.task_default_exchange_type == "topic" else 2
-
-
 @pytest.fixture(scope="module", params=["topic", "direct"])
 def here(
     request: pytest.FixtureRequest,
@@ -62,7 +55,7 @@ def here(
     """Give a worker on quorum queues, behind either type of exchange.
 
     Celery lets only messages to a topic exchange wait in the broker. Others wait in
-    the worker.
+    the worker, whose prefetch count stays as it is.
     """
     settings = on_quorum_queues(rabbitmq, request.param)
     with site.deploy(frail_nodes, settings=settings) as deployment:
@@ -81,7 +74,7 @@ def test_retry_comes_back_until_the_lock_is_free(here: Deployment, key: str) -> 
     first = here.begin("job-retry", key)
     second = here.send("job-retry", key)
 
-    here.until_received(second.id, times=times_back(here, 7))
+    here.until_received(second.id, times=7)
     here.finish(key, first, second)
 
     assert here.stage.overlaps(key) == []
@@ -138,6 +131,20 @@ def test_waiting_calls_leave_their_processes(here: Deployment, key: str) -> None
         here.stage.open(f"{key}-{number}")
     assert [result.get(timeout=60) for result in holders] == [0, 0]
     until(lambda: all(result.ready() for result in waiting), 40)
+
+
+def test_waiting_calls_leave_room_in_the_prefetch(here: Deployment, key: str) -> None:
+    """As many calls wait as the worker takes messages, and another task is answered."""
+    taken = PROCESSES * here.app.conf.worker_prefetch_multiplier
+    first = here.begin("job-retry", key)
+    waiting = [here.send("job-retry", key) for _ in range(taken)]
+    for call in waiting:
+        here.until_received(call.id, times=2)
+
+    other = here.send("quick", f"{key}-other")
+
+    assert other.get(timeout=60) == other.id
+    here.finish(key, first, *waiting)
 
 
 def test_copy_of_a_running_call_waits_for_its_end(here: Deployment, key: str) -> None:
@@ -218,6 +225,6 @@ def test_republished_call_returns_to_its_own_queue(
 
     second = workers.send("job-retry", key, queue=queue)
 
-    workers.until_received(second.id, times=times_back(here, 4))
+    workers.until_received(second.id, times=4)
     workers.finish(key, first, second)
     assert second.id not in here.logs()
