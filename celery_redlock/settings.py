@@ -184,8 +184,9 @@ def _refuse_namespace(names: Sequence[str], namespace: str) -> None:
 def _nodes(value: Any) -> tuple[NodeAddress, ...]:
     if not isinstance(value, (list, tuple)) or not value:
         # Do not show the value: it may be a URL with a password.
-        kind = "str" if isinstance(value, SecretUrl) else type(value).__name__
-        fact = f"is of type {kind}" if value else "is not set"
+        fact = f"is of type {type(value).__name__}" if value else "is not set"
+        if isinstance(value, SecretUrl):
+            fact = "is a text"
         raise ConfigurationError(
             f"redlock_nodes {fact}. Nothing can be locked; set it to a list of URLs of "
             'independent Redis masters, such as ["redis://a:6379/0", ...].'

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
-from celery_redlock.basics.secret import hidden, mask_url
+from celery_redlock.basics.secret import hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,8 +62,8 @@ def _mask_conf(source: Any, **_: object) -> None:
         nodes = source.get(name)
         if isinstance(nodes, (list, tuple)):
             source[name] = MaskedNodes(nodes)
-        elif isinstance(nodes, str):
-            source[name] = mask_url(nodes)
+        elif nodes is not None and not isinstance(nodes, MaskedNodes):
+            source[name] = hidden(nodes)  # of a wrong type, which an error names
 
 
 def _when_modules_are_imported(sender: Celery, **_: object) -> None:

@@ -55,19 +55,20 @@ def hidden(nodes: Any) -> Any:
     """Return nodes, as they are given to this package, with their URLs hidden.
 
     Texts become `SecretUrl`, alone, in lists and as values of mappings; all else stays.
-    Texts of Django's ``gettext_lazy`` are texts, too. A proxy of a lock service, such
-    as a ``SimpleLazyObject``, is returned as it is, although its class has
-    ``__iter__``. Assign the result to the argument that it came from, before anything
-    can fail.
+    Texts of Django's ``gettext_lazy`` are texts, too. Bytes become one that is no URL.
+    A proxy of a lock service, such as a ``SimpleLazyObject``, is returned as it is,
+    although its class has ``__iter__``. Assign the result to the argument that it came
+    from, before anything can fail.
     """
-    if isinstance(nodes, str) or hasattr(nodes, "encode"):
-        return SecretUrl(str(nodes))
+    is_bytes = isinstance(nodes, (bytes, bytearray))
+    if is_bytes or isinstance(nodes, str) or hasattr(nodes, "encode"):
+        return SecretUrl(repr(nodes) if is_bytes else str(nodes))
     if isinstance(nodes, Mapping):
         # A URL in the place of a name is wrong, and only shown.
         return {mask_url(str(name)): hidden(value) for name, value in nodes.items()}
     if isinstance(nodes, (set, frozenset)):
         return {hidden(node) for node in nodes}
-    if isinstance(nodes, Iterable) and not isinstance(nodes, bytes):
+    if isinstance(nodes, Iterable):
         try:
             each = iter(nodes)
         except TypeError:  # a proxy of an object that cannot be iterated

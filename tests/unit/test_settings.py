@@ -83,7 +83,8 @@ def test_nodes_must_be_set(conf: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("nodes", "fault"),
     [
-        ("redis://:s3cret@a", "is of type str"),
+        ("redis://:s3cret@a", "is a text"),
+        pytest.param(b"redis://:s3cret@a", "is a text", id="bytes"),
         ({"redis://:s3cret@a"}, "is of type set"),
         (["http://:s3cret@a"], "not a Redis URL"),
         (["redis://:s3cret@a", "redis://a:6379/0"], "a:6379/0 is listed 2 times"),

@@ -329,15 +329,30 @@ def test_masked_nodes_are_used_as_they_were_written(*, configured: bool) -> None
     assert list(app.conf.redlock_nodes) == NODES
 
 
-def test_url_that_was_given_instead_of_a_list_is_masked() -> None:
-    """A wrong setting is masked as well."""
-    app = Celery("masked", set_as_current=False)
-    app.conf.redlock_nodes = NODES[0]
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        pytest.param(NODES[0], id="URL"),
+        pytest.param(NODES[1], id="node"),
+        pytest.param({NODES[0]}, id="set"),
+        pytest.param({"a": [NODES[0]]}, id="mapping"),
+        pytest.param(str(NODES[0]).encode(), id="bytes"),
+        pytest.param([str(NODES[0]).encode()], id="list-of-bytes"),
+        pytest.param([bytearray(str(NODES[0]).encode())], id="list-of-bytearrays"),
+    ],
+)
+def test_wrong_nodes_are_masked(nodes: Any) -> None:
+    """The reports of those who look for their mistake show no password."""
+    app = locking_app(redlock_nodes=nodes)
     assert app.conf.redlock_nodes
 
     mask(app)
+    mask(app)
 
     assert SECRET not in printed(app)
+    with pytest.raises(ConfigurationError, match=r"^redlock_nodes") as raised:
+        runtime_of(app)
+    assert SECRET not in str(raised.value)
 
 
 def test_masked_nodes_travel_to_spawned_children() -> None:
