@@ -36,12 +36,15 @@ _LATENCIES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
 class _Counting(OfOneProcess):
-    """The right to count, which one thread has at a time.
+    """The right to count, which one thread has at a time: ``with counting():``.
 
     A child that is forked while a thread of its parent counts would inherit the locks
     of prometheus_client closed, and hang at its first task. So all counting is done
     under this lock, which no other thread holds during a fork by Python. A C program
     can fork while one does: the child has a lock of its own.
+
+    The block takes and releases the lock itself. A time limit could interrupt methods
+    in Python that do so, and no other thread would count or renew a lock any more.
     """
 
     def __init__(self) -> None:
@@ -52,17 +55,18 @@ class _Counting(OfOneProcess):
         """Start with an open lock."""
         self._lock = threading.RLock()
 
-    def __enter__(self) -> None:
+    def __call__(self) -> threading.RLock:
+        """Return the lock of this process."""
         self.notice_fork()
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        return self._lock
 
 
 counting = _Counting()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=counting.__enter__, after_in_parent=counting.__exit__)
+    os.register_at_fork(
+        before=lambda: counting().acquire(),
+        after_in_parent=lambda: counting().release(),
+    )
 
 
 class Instruments:
@@ -148,14 +152,14 @@ class Instruments:
         self, sender: Any, waited: float, in_backlog: float | None = None, **_: object
     ) -> None:
         """Observe the wait of a call that got its lock, and its time in a backlog."""
-        with counting:
+        with counting():
             self._wait.labels(sender.name, "granted").observe(waited)
             if in_backlog is not None:
                 self._backlog.labels(sender.name).observe(in_backlog)
 
     def on_released(self, sender: Any, lease: Lease, **_: object) -> None:
         """Observe the time for which a lock was held."""
-        with counting:
+        with counting():
             self._hold.labels(sender.name).observe(lease.age())
 
     def on_conflict(
@@ -168,7 +172,7 @@ class Instruments:
     ) -> None:
         """Count a conflict, and observe the wait if it is over."""
         policy = label_of(sender.lock_options.on_conflict, "execute")
-        with counting:
+        with counting():
             self._conflicts.labels(sender.name, policy, decision.name).inc()
             if not decision.keeps_trying(conflict):
                 self._wait.labels(sender.name, "refused").observe(waited)
@@ -176,33 +180,33 @@ class Instruments:
     def on_deduplicated(self, sender: Any, decision: Decision, **_: object) -> None:
         """Count a call that met an existing job when it was published."""
         policy = label_of(sender.lock_options.on_conflict, "publish")
-        with counting:
+        with counting():
             self._publish_conflicts.labels(sender.name, policy, decision.name).inc()
 
     def on_cancelled(self, sender: Any, **_: object) -> None:
         """Count a running call that a newer call asked to end."""
-        with counting:
+        with counting():
             self._cancellations.labels(sender.name).inc()
 
     def on_outage(
         self, sender: Any, decision: Decision, waited: float, **_: object
     ) -> None:
         """Count an outage, and observe the wait."""
-        with counting:
+        with counting():
             self._outages.labels(sender.name, decision.name).inc()
             self._wait.labels(sender.name, "unreachable").observe(waited)
 
     def on_lost(self, sender: Any, decision: Decision | None, **_: object) -> None:
         """Count a lost lock. For ``task.lock()`` there is no decision."""
         name = decision.name if decision else "none"
-        with counting:
+        with counting():
             self._losses.labels(sender.name, name).inc()
 
     def on_renewed(
         self, sender: Any, lease: Lease, lateness: float, **_: object
     ) -> None:
         """Observe how late a renewal was, and count it if it was very late."""
-        with counting:
+        with counting():
             self._lateness.labels(sender.name).observe(lateness)
             # Also 0 is added, so that the series exists before its first late renewal.
             late = lateness > lease.ttl * (_LATE_AT - RENEW_AT)
@@ -210,18 +214,18 @@ class Instruments:
 
     def on_elected(self, term: Term, **_: object) -> None:
         """Count a term that begins."""
-        with counting:
+        with counting():
             self._elections.labels(term.lease.key).inc()
             self._terms_lost.labels(term.lease.key).inc(0)
 
     def on_resigned(self, term: Term, *, lost: bool, **_: object) -> None:
         """Count a term that ended by itself."""
-        with counting:
+        with counting():
             self._terms_lost.labels(term.lease.key).inc(lost)
 
     def on_answer(self, node: str, vote: Vote, seconds: float) -> None:
         """Count the answer of a node, and observe its latency unless it was silent."""
-        with counting:
+        with counting():
             self._answers.labels(node, vote.kind.name.lower()).inc()
             if vote.kind is not VoteKind.SILENT:
                 self._latency.labels(node).observe(seconds)
@@ -233,7 +237,7 @@ _instruments = weakref.WeakKeyDictionary()
 
 def instruments_in(registry: CollectorRegistry) -> Instruments:
     """Return the one instance for this registry, which refuses a name twice."""
-    with counting:
+    with counting():
         if registry not in _instruments:
             _instruments[registry] = Instruments(registry)
         return _instruments[registry]

@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 from celery_redlock import DuplicateTask, LockHeld, metrics
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.election import Elector
+from celery_redlock.metrics import instruments
 from celery_redlock.metrics.instruments import instruments_in
 from celery_redlock.policies import Raise
 from celery_redlock.signals import (
@@ -25,8 +26,9 @@ from celery_redlock.signals import (
 )
 from celery_redlock.testing import SignalRecorder
 from celery_redlock.wire.quorum import Vote, VoteKind
+from tests.interruptions import interruptions
 from tests.nodes.support import WITHOUT_HOOK, run_python
-from tests.unit.tasks.support import KEY, Worker
+from tests.unit.tasks.support import KEY, LONG, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -219,6 +221,24 @@ def test_child_that_is_forked_while_its_parent_counts_can_count() -> None:
         thread.join()
 
 
+def test_count_that_is_interrupted_does_not_keep_others_from_counting() -> None:
+    """The watchdog counts too: locks would not be renewed any more."""
+    count, vote = instruments_in(Registry()), Vote(VoteKind.GRANTED)
+    has_counted = threading.Event()
+
+    def count_in_another_thread() -> None:
+        count.on_answer("node", vote, 0.001)
+        has_counted.set()
+
+    for interruption in interruptions(instruments.__file__):
+        has_counted.clear()
+        with interruption:
+            count.on_answer("node", vote, 0.001)
+        thread = threading.Thread(target=count_in_another_thread, daemon=True)
+        thread.start()
+        assert has_counted.wait(LONG)
+
+
 FORK = """
 import os, signal, sys, threading
 from prometheus_client import CollectorRegistry
@@ -236,7 +256,7 @@ assert heard.wait(20)
 counts, forked = threading.Event(), threading.Event()
 
 def keep_counting():
-    with instruments.counting:
+    with instruments.counting():
         counts.set()
         forked.wait()
 
