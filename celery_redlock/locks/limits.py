@@ -153,6 +153,22 @@ def wanted(
     return text, () if is_plain else tuple(limits)
 
 
+def mosts_of(
+    keys: Iterable[str] | Mapping[str, int] | None, limit: int | None, rate: Any
+) -> dict[str, int]:
+    """Return how many holders each key of a call may have at once, by its text.
+
+    Args:
+        keys: The texts of several keys, or the limit of each. None: the call has one
+            key, whose text in the result is ``""``.
+        limit: The limit of that one.
+        rate: How many starts each key may have in a period: see `rate_of`.
+    """
+    if keys is not None:
+        return dict(keys) if isinstance(keys, Mapping) else dict.fromkeys(keys, 1)
+    return {"": limit or (1 if rate is None else rate_of("rate", rate)[0])}
+
+
 def limit_of(name: str, value: Any) -> int:
     """Return the number of permits that an option gives, checked.
 

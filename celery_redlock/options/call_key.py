@@ -33,7 +33,6 @@ import inspect
 import json
 import re
 import string
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,11 +41,11 @@ from kombu.utils import json as kombu_json
 from celery_redlock.basics.signature import hidden_parameters, signature_of
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError, FingerprintError
-from celery_redlock.locks.limits import rate_of, wanted
+from celery_redlock.locks.limits import mosts_of, rate_of, wanted
 from celery_redlock.scripts.keys import fault_of, is_permit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from celery_redlock.locks.limits import Limits
 
@@ -139,12 +138,8 @@ class KeyRule:
                     self._wire_defaults[name] = _OF_CATCH_ALL[parameter.kind]
         self._check_names(what, are_several=keys is not None)
         self._limit, self._rate = limit, rate and rate_of("rate", rate)
-        # Of each of the ``keys``: how many calls may hold it at once.
-        self._mosts = dict.fromkeys(keys or (), 1)
-        if isinstance(keys, Mapping):
-            self._mosts = dict(keys)
-        most = max(self._mosts.values(), default=limit or 1)
-        self._has_limits = most > 1 or rate is not None
+        self._mosts, self._takes_several = mosts_of(keys, limit, rate), keys is not None
+        self._has_limits = max(self._mosts.values()) > 1 or rate is not None
 
     def __repr__(self) -> str:
         """Return all on which the keys depend. The doctor compares it among workers."""
@@ -198,10 +193,10 @@ class KeyRule:
                 counts has no wire form, or the result cannot be a key.
         """
         values = self._values(args or (), kwargs or {}, may_have_more=may_have_more)
-        if self._mosts:
+        if self._takes_several:
             mosts: dict[str, int] = {}
             for one in self._templates:
-                key, most = self._short(one(**values)), self._mosts[one.text]
+                key, most = self._short(one(**values)), self._most_of(one)
                 mosts[key] = min(most, mosts.get(key, most))
             try:
                 return wanted(mosts, rate=self._rate)
@@ -227,23 +222,24 @@ class KeyRule:
         """
         if not self._has_limits:
             return []
-        starts = self._rate[0] if self._rate else 1
-        most = self._limit or starts
-        mosts = self._mosts or {one.text: most for one in self._templates}
         found = [
             LimitedKey(one.text, one.pattern, () if one.names else self._limits_of(one))
             for one in self._templates
-            if mosts[one.text] > 1 or self._rate
+            if self._most_of(one) > 1 or self._rate
         ]
         if self.key is None:
             hashed = re.compile(re.escape(f"{self.task}:") + "[0-9a-f]+")
             found = [LimitedKey(self.task, hashed, ())]
         return found
 
+    def _most_of(self, template: KeyTemplate) -> int:
+        """Return how many calls may have the key of a template at once."""
+        return self._mosts[template.text if self._takes_several else ""]
+
     def _limits_of(self, template: KeyTemplate) -> Limits:
         """Return the limits of a key that is the same for all calls."""
-        most = self._mosts.get(template.text, self._limit)
-        return wanted(self._short(template()), most, self._rate)[1]
+        key = self._short(template())
+        return wanted(key, self._most_of(template), self._rate)[1]
 
     def _values(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, may_have_more: bool

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.locks.limits import limit_of, rate_of
+from celery_redlock.locks.limits import limit_of, mosts_of, rate_of
 from celery_redlock.options.call_key import KeyTemplate
 
 if TYPE_CHECKING:
@@ -93,11 +93,7 @@ class LimitOptions(KeyOptions):
     @property
     def most_at_once(self) -> int:
         """The greatest number of calls that may have a key of the task at once."""
-        if self.keys is not None:
-            return max(self.keys.values()) if isinstance(self.keys, Mapping) else 1
-        if self.limit is None and self.rate is not None:
-            return rate_of("rate", self.rate)[0]
-        return self.limit or 1
+        return max(mosts_of(self.keys, self.limit, self.rate).values())
 
     @property
     def has_permits(self) -> bool:
