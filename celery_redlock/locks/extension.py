@@ -7,6 +7,7 @@
                 ├─► no majority, but nodes without the key
                 │         └──► RESTORE ──► majority of both ──► renewed
                 ├─► no majority, and an operator released it ─► lost
+                ├─► no majority, and nodes told a newer view ─► the same once more
                 └─► neither ──────────────────────────────────► not renewed
 
 A majority must say yes AND the lease must still be valid when it does: an extension
@@ -18,6 +19,9 @@ votes again. RESTORE needs a vote.
 RESTORE is not sent once the release has begun. The transport asks for that at the
 moment of sending, so no release can come between. A node on which another client holds
 the key is left alone. RESTORE also brings the lock to nodes that were away at acquire.
+
+A client whose view lags repeats the renewal with the view that the nodes have told: in
+between nothing is wrong with them. Its validity counts from before the first try.
 
 A lock that an operator released stays released, also where no client has it yet: the
 lease ends at once. A release that reached a minority only is no loss: the lock is
@@ -77,6 +81,8 @@ class Extension:
         "_locks",
         "_meta",
         "_nodes",
+        "_releases",
+        "_was_repeated",
         "cancelled_by",
         "lease",
         "request",
@@ -91,21 +97,15 @@ class Extension:
         self.started_at = nodes.clock.monotonic()
         self.result: bool | None = None
         self.cancelled_by = ""
+        self._was_repeated = False
         self._nodes = nodes
         self._meta, self._locks = keys.meta, keys.locks(lease.key)
         if lease.choice is not None:
             for limit, name in lease.choice.call:
                 self._locks.append(lock_name(limit, name, keys))
-        self._guard, self._config = guard, guard.config
-        self._extended: Ballot | None = None
+        self._guard, self._releases = guard, keys.releases
         self._before = lease.renewal_ballot
-        self.request = nodes.request(
-            EXTEND,
-            (*self._locks, keys.meta, keys.releases),
-            [self._config, lease.token, round(lease.ttl * _MS)],
-            done_when=grant_is_decided,
-            is_obsolete=self._is_over,
-        )
+        self.request = self._extend()
 
     def carry_through(self, node_timeout: float) -> bool:
         """Send, wait and restore until there is a result, and return it."""
@@ -145,8 +145,12 @@ class Extension:
         if is_missing and self.lease.is_valid():
             return self._restore(ballot)
         if self.result is None:
+            is_told = self._guard.adopt(ballot) and not self._was_repeated
+            if is_told and self.lease.is_valid():
+                self._was_repeated = True
+                self.request = self._extend()
+                return self.request
             self.result = False
-            self._guard.adopt(ballot)
         return None
 
     def _renew(self, votes: int) -> None:
@@ -164,6 +168,17 @@ class Extension:
             return ""
         found = records_in(self.request.replies)
         return str(found[0]) if found else ""
+
+    def _extend(self) -> ScriptRequest:
+        self._config = self._guard.config
+        self._extended: Ballot | None = None
+        return self._nodes.request(
+            EXTEND,
+            (*self._locks, self._meta, self._releases),
+            [self._config, self.lease.token, round(self.lease.ttl * _MS)],
+            done_when=grant_is_decided,
+            is_obsolete=self._is_over,
+        )
 
     def _restore(self, extended: Ballot) -> ScriptRequest:
         def decided(ballot: Ballot) -> bool:

@@ -15,11 +15,14 @@ from tests.unit.lock.support import (
     VALIDITY,
     Site,
     asked,
+    configure,
     counters,
     forget,
     holders,
+    new_client,
     put,
     ttls,
+    view_of,
 )
 
 if TYPE_CHECKING:
@@ -391,6 +394,40 @@ def test_node_that_answers_too_late_is_restored_by_the_next_renewal(site: Site) 
     assert site.redlock.extend(lease)
 
     assert asked(site.nodes) == ["extend", "extend", "restore"]
+
+
+# -- the view of the client lags -------------------------------------------------------
+
+
+def test_extension_is_repeated_with_the_view_that_nodes_told(
+    site: Site, lease: Lease
+) -> None:
+    """A node was promoted, and another client has told the others."""
+    site.nodes.nodes[0].memory.promote()
+    other = new_client(site.nodes)
+    other.release(other.acquire("other"))
+    site.clock.advance(4.0)
+    site.nodes.asked.clear()
+
+    assert site.redlock.extend(lease)
+
+    assert lease.remaining() == pytest.approx(VALIDITY)
+    assert asked(site.nodes).count("extend") == 2
+    assert view_of(site.redlock) == view_of(other)
+
+
+def test_extension_is_repeated_once(site: Site, lease: Lease) -> None:
+    """A view that the nodes refuse again is left to the next renewal."""
+    extension, label = site.redlock.extension(lease), site.nodes.labels[0]
+    for number in (1, 2):
+        newer = view_of(site.redlock).with_newcomer(label, f"{number}f")
+        configure(site.nodes, newer, *range(5))
+        site.nodes.send(extension.request)
+        site.nodes.drain()
+        request = extension.advance(out_of_time=True)
+        assert (request is None) is (number == 2)
+
+    assert extension.result is False
 
 
 # -- released by an operator -----------------------------------------------------------

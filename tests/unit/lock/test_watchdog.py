@@ -20,6 +20,7 @@ from tests.unit.lock.support import (
     asked,
     forget,
     holders,
+    new_client,
     put,
     ttls,
 )
@@ -252,6 +253,22 @@ def test_renewal_that_failed_is_logged(
     )
     assert "node-1:6379/0 refused the connection" in record.message
     assert record.message.endswith("It is valid for 6.6 s more.")
+
+
+def test_renewal_that_meets_a_newer_view_blames_no_healthy_node(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One node was promoted, and another client has told the others its identity."""
+    site.watched()
+    site.nodes.nodes[0].memory.promote()
+    other = new_client(site.nodes)
+    other.release(other.acquire("other"))
+
+    with caplog.at_level(logging.DEBUG, "celery_redlock.locks.watchdog"):
+        site.renew_for(3.5)
+
+    assert len(site.told.renewed) == 1
+    assert caplog.messages == []
 
 
 def test_failed_renewals_are_one_line_a_minute(
