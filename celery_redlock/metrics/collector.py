@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.operations.inspect import NodeStatus
+    from celery_redlock.operations.scan import Scan
     from celery_redlock.options.call_key import LimitedKey
 
 log = logging.getLogger(__name__)
@@ -112,11 +113,15 @@ class StateCollector:
         except ConfigurationError as error:
             log.error("The nodes cannot be asked: %s", error)  # noqa: TRY400  (it says all)
             return
-        yield from _nodes(redlock)
-        if self._counts_locks and (seen := scan(redlock)).has_quorum:
+        keys = [] if self._app is None else _limited_keys(self._app)
+        # A node that hangs delays each look. So there is one for all gauges.
+        is_scanned = self._counts_locks or not all(one.limits for one in keys)
+        seen = scan(redlock) if is_scanned else None
+        yield from _nodes(redlock, seen.nodes if seen else node_status(redlock))
+        if self._counts_locks and seen and seen.has_quorum:
             yield _gauge("locks_held", len(seen.held))
+        yield from _permits(redlock, keys, seen)
         if self._app is not None:
-            yield from self._permits(redlock)
             yield from self._leadership(redlock)
 
     def close(self) -> None:
@@ -132,35 +137,6 @@ class StateCollector:
         own = redlock_from(runtime.settings)
         own.asks_for_votes = runtime.redlock.asks_for_votes
         return own
-
-    def _permits(self, redlock: Redlock) -> Iterator[GaugeMetricFamily]:
-        """Yield the gauges of the limits that the tasks of the app have."""
-        keys = _limited_keys(self._app)
-        labels = {limit.key: one.label for one in keys for limit in one.limits}
-        fixed = tuple(limit for one in keys for limit in one.limits)
-        in_use = inspect_limits(redlock, fixed) if fixed else []
-        if in_use is None:
-            return  # it is not known which permits have a holder
-        found = [(labels[one.limit.key], one) for one in in_use]
-        if others := [one for one in keys if not one.limits]:
-            seen = scan(redlock)
-            if not seen.has_quorum:
-                return
-            others.sort(key=lambda one: one.literals, reverse=True)
-            for one in seen.limits:
-                of = [o.label for o in others if o.pattern.fullmatch(one.limit.key)]
-                if of and one.limit.key not in labels:
-                    found.append((of[0], one))
-        counts: dict[str, Counter[str]] = {}
-        for label, one in found:
-            starts = bool(one.limit.period)
-            taken = "starts_taken" if starts else "permits_in_use"
-            free = "starts_free" if starts else "permits_free"
-            left = max(0, one.limit.most - one.in_use)
-            for name, number in ((taken, one.in_use), (free, left)):
-                counts.setdefault(name, Counter())[label] += number
-        for name, values in counts.items():
-            yield _gauge(name, values)
 
     def _leadership(self, redlock: Redlock) -> Iterator[GaugeMetricFamily]:
         found = leadership_of(redlock, election_key(self._app))
@@ -180,8 +156,44 @@ def _limited_keys(app: Celery) -> list[LimitedKey]:
     return list(found.values())
 
 
-def _nodes(redlock: Redlock) -> Iterator[GaugeMetricFamily]:
-    nodes = node_status(redlock)
+def _permits(
+    redlock: Redlock, keys: list[LimitedKey], seen: Scan | None
+) -> Iterator[GaugeMetricFamily]:
+    """Yield the gauges of the limits that the tasks of the app have.
+
+    Args:
+        redlock: The lock service.
+        keys: The templates that have limits.
+        seen: All locks; needed if a template has arguments.
+    """
+    labels = {limit.key: one.label for one in keys for limit in one.limits}
+    fixed = tuple(limit for one in keys for limit in one.limits)
+    in_use = inspect_limits(redlock, fixed) if fixed else []
+    if in_use is None:
+        return  # it is not known which permits have a holder
+    found = [(labels[one.limit.key], one) for one in in_use]
+    others = [one for one in keys if not one.limits]
+    if others and seen:
+        if not seen.has_quorum:
+            return
+        others.sort(key=lambda one: one.literals, reverse=True)
+        for one in seen.limits:
+            of = [o.label for o in others if o.pattern.fullmatch(one.limit.key)]
+            if of and one.limit.key not in labels:
+                found.append((of[0], one))
+    counts: dict[str, Counter[str]] = {}
+    for label, one in found:
+        starts = bool(one.limit.period)
+        taken = "starts_taken" if starts else "permits_in_use"
+        free = "starts_free" if starts else "permits_free"
+        left = max(0, one.limit.most - one.in_use)
+        for name, number in ((taken, one.in_use), (free, left)):
+            counts.setdefault(name, Counter())[label] += number
+    for name, values in counts.items():
+        yield _gauge(name, values)
+
+
+def _nodes(redlock: Redlock, nodes: list[NodeStatus]) -> Iterator[GaugeMetricFamily]:
     counted = voting_nodes(nodes)
     up = {seen.label: seen.state is not NodeState.SILENT for seen in nodes}
     votes = {seen.label: seen in counted for seen in nodes}

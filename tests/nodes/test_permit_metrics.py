@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -154,3 +155,25 @@ def test_app_without_limits_has_no_gauges_of_permits(
     service.acquire("imports:a")
 
     assert samples() == {}
+
+
+def test_scrape_of_the_page_reads_the_locks_once(
+    app: Celery, three_nodes: DevNodes
+) -> None:
+    """A node that hangs delays it once, and not for each gauge."""
+    task_of(app, "sync", key="sync:{tenant}", limit=3)
+    collector = StateCollector(app, counts_locks=True)
+    before = scans(three_nodes)
+
+    names = {family.name for family in collector.collect()}
+
+    assert "redlock_locks_held" in names
+    assert scans(three_nodes) == before + 1
+    collector.close()
+
+
+def scans(nodes: DevNodes) -> int:
+    """Return how many times the keys of the first node were listed, a few at a time."""
+    stats = str(nodes.nodes[0].command("INFO", "commandstats"))
+    found = re.search(r"cmdstat_scan:calls=(\d+)", stats)
+    return int(found[1]) if found else 0
