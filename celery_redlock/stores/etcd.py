@@ -375,6 +375,10 @@ class Etcd(CompareAndSwapStore):
         except _NotKnown:
             return False  # what is remembered is compared again
         except _RefusedError as refusal:
+            # etcd applies a transaction, and then says so if it had no room for it:
+            # https://github.com/etcd-io/etcd/issues/16659
+            if str(refusal) == _ALARMS[_FULL] and not self._still_holds(compare):
+                raise
             self._may_be_done = may_be_done
             if "lease not found" in str(refusal):  # a listener has ended
                 return False
@@ -392,6 +396,16 @@ class Etcd(CompareAndSwapStore):
         with contextlib.suppress(StoreError):
             self._sweep()
         return is_time_right
+
+    def _still_holds(self, compare: list[dict[str, Any]]) -> bool:
+        """Tell whether these comparisons succeed, as before the commit that they guard.
+
+        A transaction without operations needs no room.
+        """
+        try:
+            return bool(self._call("/kv/txn", {"compare": compare}).get("succeeded"))
+        except StoreError:
+            return False
 
     def _operations(self, changes: Changes) -> list[dict[str, Any]]:
         """Return the operations of a transaction that write the changes."""

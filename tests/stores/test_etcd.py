@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import urllib.request
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -279,6 +281,62 @@ def test_acquire_whose_reply_is_lost_is_done_once(
         assert (status, b"%d" % told) == (GRANTED, value.split(b"\n")[1])
     else:
         assert (status, told) == (TAKEN, value)
+
+
+class FullAtLast(BaseHTTPRequestHandler):
+    """A member that may apply the next commit before it finds that it is full."""
+
+    protocol_version = "HTTP/1.1"
+    member: StoreNode
+    applies: bool | None = None  # None: it has room
+
+    def log_message(self, *_: object) -> None:
+        """Keep quiet."""
+
+    def do_POST(self) -> None:
+        """Ask the member; send its reply, or that it is full."""
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        is_refused = FullAtLast.applies is not None and b"request_put" in body
+        status, reply = 429, b'{"message":"etcdserver: mvcc: database space exceeded"}'
+        if not is_refused or FullAtLast.applies:
+            where = self.member.url.replace("etcd://", "http://") + self.path
+            request = urllib.request.Request(where, data=body)  # noqa: S310
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310
+                told = answer.read()
+            if not is_refused:
+                status, reply = 200, told
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+
+@pytest.mark.parametrize("applies", [True, False])
+def test_commit_for_which_there_was_no_room_may_be_done(
+    member: StoreNode, key: str, monkeypatch: pytest.MonkeyPatch, *, applies: bool
+) -> None:
+    """A member may have written when it says that it is full; else that is certain."""
+    monkeypatch.setattr(FullAtLast, "member", member, raising=False)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FullAtLast)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    lock = key.encode()
+    with (
+        closing(Etcd(f"etcd://127.0.0.1:{server.server_port}", TIMEOUT)) as store,
+        closing(Etcd(member.url, TIMEOUT)) as others,
+    ):
+        meta = ready(store, lock)
+        monkeypatch.setattr(FullAtLast, "applies", applies)
+        ours = [acquire_now(lock, meta, b"ours", b"3")]
+        if applies:
+            with pytest.raises(StoreError, match="is full") as caught:
+                store.run(ours)
+            assert caught.value.may_be_done
+        else:
+            (refusal,) = store.run(ours)
+            assert str(refusal).startswith("ERR it is full (NOSPACE)")
+        assert (others.run([[b"GET", lock]]) != [None]) is applies
+    server.shutdown()
+    server.server_close()
 
 
 def test_release_whose_reply_is_lost_spares_the_next_holder(
