@@ -39,6 +39,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.members.restart_guard import counters_in, greatest
 from celery_redlock.members.view import CLOSED, JOINED, View, refusal
@@ -108,7 +109,7 @@ def reconfigure(  # noqa: PLR0913  (keyword-only, one line each in the docstring
     if old.keys.prefix != new.keys.prefix:
         raise ConfigurationError(
             "A reconfiguration cannot change redlock_prefix: a new prefix is a new "
-            "deployment. Stop all workers, and start it with `redlock init`."
+            f"deployment. Stop all workers, and start it with `{COMMAND} init`."
         )
     switched_off = set(gone)
     unknown = switched_off - (set(old.labels) - set(new.labels))
@@ -198,7 +199,7 @@ class _Move:
                 self._refuse(
                     f"This reconfiguration was done: {look.label} has come to epoch "
                     f"{view.epoch} with the new settings. Wait until the nodes vote "
-                    "again (`redlock doctor`)"
+                    f"again (`{COMMAND} doctor`)"
                 )
 
     def _lost(self, news: Sequence[NodeMembership]) -> set[str]:
@@ -333,12 +334,12 @@ class _Move:
             if len(self._old.labels) == 1:
                 self._refuse(
                     "The present node does not vote: wait until it votes again "
-                    "(`redlock doctor`)"
+                    f"(`{COMMAND} doctor`)"
                 )
             self._refuse(
                 f"Only {texts.count(present)} of the {len(self._old.labels)} present "
                 f"nodes vote, and {self._old.quorum} are needed: wait until they vote "
-                "again (`redlock doctor`), or give nodes that are switched off for "
+                f"again (`{COMMAND} doctor`), or give nodes that are switched off for "
                 "good with --gone"
             )
         self._before = present
@@ -358,7 +359,7 @@ class _Move:
             self._refuse(
                 f"{', '.join(waiting)} would not open, because they do not vote, and "
                 "the other future nodes are no majority: wait until they vote again "
-                "(`redlock doctor`)"
+                f"(`{COMMAND} doctor`)"
             )
         # Two operators with one intent make one plan; an aborted epoch is not reused.
         plan = View.first_of_epoch(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def make(_apps: Any, schema_editor: BaseDatabaseSchemaEditor) -> None:
-    """Make the table of locks, unless `redlock init` has made it.
+    """Make the table of locks, unless ``redlock init`` has made it.
 
     Where each tenant has a schema, the migrations run in each. Clients refuse a
     database with two tables, so tenants use the one that their search_path leads to.
