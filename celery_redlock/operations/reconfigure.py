@@ -149,6 +149,11 @@ class _Move:
     def _closed(self) -> str:
         return f"{CLOSED}{self._plan}"
 
+    @property
+    def _wait_ms(self) -> int:
+        """For how long a closed node waits for the end of old locks."""
+        return max(self._old.guard.quarantine_ms, self._new.guard.quarantine_ms)
+
     def run(self) -> None:
         olds, news = self._look()
         opened = self._opened(news)
@@ -402,7 +407,9 @@ class _Move:
         """
         longest = -1.0
         while waits := (ballot := self._close_majority()).numbers(_WAITS):
-            left = max(waits) / 1000
+            if max(waits) > self._wait_ms:  # an instant of a clock that was ahead
+                self._old.guard.look()  # its wait begins anew
+            left = min(max(waits), self._wait_ms) / 1000
             if longest < 0:
                 self._on_step(
                     f"{_are_closed(len(_closed(ballot)), len(self._old.labels))}: "
@@ -453,8 +460,7 @@ class _Move:
         return [x.label for x in looks if x and self._closed in x.aborted.splitlines()]
 
     def _ask_to_close(self, redlock: Redlock, *, before: str) -> Ballot:
-        wait = max(self._old.guard.quarantine_ms, self._new.guard.quarantine_ms)
-        args = (before, self._closed, str(self._plan), wait)
+        args = (before, self._closed, str(self._plan), self._wait_ms)
         ballot = redlock.guard.ask(CLOSE, args).ballot
         self._end_if_aborted(_aborted(ballot))
         return ballot
@@ -625,13 +631,13 @@ class _Move:
         Returns:
             A fence that is greater than those of these locks, if clocks agree.
         """
-        longest = max(self._old.guard.quarantine_ms, self._new.guard.quarantine_ms)
+        wait = self._wait_ms / 1000
         self._on_step(
             "A majority of the future nodes may have voted, and forgotten it: waiting "
-            f"{longest / 1000:.0f} s until the last lock expires. The order of fences "
-            "across this abort depends on clocks."
+            f"{wait:.0f} s until the last lock expires. The order of fences across "
+            "this abort depends on clocks."
         )
-        self._clock.sleep(longest / 1000 + _MARGIN)
+        self._clock.sleep(wait + _MARGIN)
         if self._is_opened(self._opened(self._new.guard.look())):
             raise RedlockError(f"{self._too_late()}.")
         return self._floor()

@@ -179,6 +179,29 @@ def until_granted(load: Load, *, since: float) -> None:
         load.stop.wait(0.02)
 
 
+def test_wait_of_a_clock_that_was_ahead_begins_anew(
+    start_nodes: StartNodes, service: Service, key: str
+) -> None:
+    """A node was closed while its clock was ahead for a moment, by an hour."""
+    nodes = start_nodes(4, initialize=False)
+    old, new = service(nodes.urls[:3]), service(nodes.urls[1:])
+    old.initialize()
+    steps: list[str] = []
+
+    def on_step(sentence: str) -> None:
+        if "are closed" in sentence:
+            until_ms = round((SYSTEM_CLOCK.wall() + 3600) * 1000)
+            meta = old.keys.meta
+            nodes.nodes[0].command("HSET", meta, "quarantine_until", until_ms)
+        steps.append(sentence)
+
+    reconfigure(old, new, on_step=on_step)
+
+    new.release(new.acquire(key))
+    waits = [step for step in steps if step.startswith("Waiting")]
+    assert not any("3600" in wait for wait in waits)
+
+
 def test_client_with_removed_nodes_is_told_the_new_ones(
     start_nodes: StartNodes, service: Service, key: str
 ) -> None:
