@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import re
 import socket
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from celery_redlock.basics.secret import SecretUrl, hidden, mask_url
+from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.stores.connection import (
     as_url,
@@ -148,6 +150,19 @@ def _no_password() -> str:
     raise OSError("the key needs a password")
 
 
+def _instead_of(option: str, url: SecretUrl) -> str:
+    """Return a remedy for an option that redis-py does not take from this URL."""
+    from redis import connection  # noqa: PLC0415  (see `NodeAddress.connection`)
+
+    if option.startswith("ssl") and url.scheme != "rediss":
+        return "Write rediss:// for TLS."
+    kinds = {"rediss": "SSLConnection", "unix": "UnixDomainSocketConnection"}
+    kind = getattr(connection, kinds.get(url.scheme, "Connection"))
+    takes = {n for one in kind.__mro__ for n in inspect.signature(one).parameters}
+    read = {"db", "client_name", *connection.URL_QUERY_ARGUMENT_PARSERS}
+    return did_you_mean(option, {n for n in takes if n in read or n[:4] == "ssl_"})
+
+
 @functools.cache
 def _introduction() -> dict[str, Any]:
     """Return the options by which a connection tells the server its library.
@@ -229,9 +244,12 @@ def _read(spec: Any) -> NodeAddress:
             f"The node URL {url} cannot be used: {reason}."
         ) from None
     except (TypeError, ValueError) as error:
-        reason = str(error).partition("__init__() ")[2]
+        option = str(error).partition("unexpected keyword argument ")[2].strip("'")
+        reason = f"{_QUOTE}."
+        if option:
+            reason = f"there is no option {option!r}. {_instead_of(option, url)}"
         raise ConfigurationError(
-            f"The node URL {url} cannot be used: {reason or _QUOTE}."
+            f"The node URL {url} cannot be used: {reason}"
         ) from None
     return address
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections import UserString
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,46 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SECRET = "s3cr3t"
+
+
+# -- options ---------------------------------------------------------------------
+
+
+def refusal_of(url: str) -> str:
+    """Return why a URL is refused, or ``""``."""
+    try:
+        parse_node(url)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("redis://a?socket_timout=3", "Did you mean 'socket_timeout'?"),
+        ("unix:///run/redis.sock?sockt_timeout=3", "Did you mean 'socket_timeout'?"),
+        ("rediss://a?ssl_ca_cert=ca.pem", "Did you mean 'ssl_ca_certs'?"),
+        ("redis://a?ssl_ca_certs=ca.pem", "Write rediss:// for TLS."),
+    ],
+)
+def test_misspelled_option_is_refused_with_the_nearest_one(
+    url: str, remedy: str
+) -> None:
+    """As an option of a task is, or a setting."""
+    option = url.partition("?")[2].partition("=")[0]
+
+    assert refusal_of(url).endswith(f"there is no option {option!r}. {remedy}")
+
+
+def test_option_that_is_like_no_other_is_refused_with_those_that_work() -> None:
+    """Each of them can be used."""
+    named = refusal_of("rediss://a?colour=red").partition("There is ")[2]
+
+    names = re.findall(r"'(\w+)'", named)
+    assert {"socket_timeout", "ssl_certfile"} <= set(names)
+    told = [refusal_of(f"rediss://a?{name}=1") for name in names]
+    assert [one for one in told if "there is no option" in one] == []
 
 
 # -- names -----------------------------------------------------------------------
