@@ -58,7 +58,7 @@ from celery_redlock.app.autoretry import retry_as_configured
 from celery_redlock.basics.backoff import doubled
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.effects.call_records import CallRecord, now, record_id
-from celery_redlock.effects.stored import loaded, stored
+from celery_redlock.effects.stored import MOST_NAMED, loaded, stored
 from celery_redlock.errors import ConfigurationError, LeaseError, StaleFence
 from celery_redlock.scripts.keys import shown
 
@@ -315,8 +315,8 @@ class _OnceRun:
         recorded_at = now()
         return CallRecord(
             id=self._id,
-            task=call.task.name,
-            task_id=call.id,
+            task=call.task.name[:MOST_NAMED],
+            task_id=call.id[:MOST_NAMED],
             key=shown(call.key),
             fence=self._fence,
             state=state,

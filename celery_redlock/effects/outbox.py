@@ -45,7 +45,7 @@ from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.basics.text import check_id
 from celery_redlock.effects.call_records import now, register
-from celery_redlock.effects.stored import loaded, stored
+from celery_redlock.effects.stored import MOST_NAMED, loaded, stored
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.exactly_once import check_database, open_store
 
@@ -219,7 +219,8 @@ class Outbox:
 
         Raises:
             TypeError: The arguments do not fit the task.
-            ValueError: Nodes cannot store the ``task_id``.
+            ValueError: Nodes cannot store the ``task_id``, or it has more than 255
+                characters.
             ConfigurationError: An option cannot be stored, or no transaction is known.
             kombu.exceptions.EncodeError: An argument cannot be serialized.
         """
@@ -242,6 +243,11 @@ class Outbox:
             args, kwargs = _as_sent(task, args, kwargs, serializer)
         task_id = options.pop("task_id", None) or uuid()
         check_id(task_id)
+        if len(task_id) > MOST_NAMED:
+            raise ValueError(
+                f"The task id {task_id[:60]!r}... has {len(task_id):,} characters; "
+                f"an outbox stores at most {MOST_NAMED}. Nothing was written."
+            )
         call = [args, kwargs, _with_fixed_times(options)]
         body, kind, encoding = stored(call, serializer or app.conf.task_serializer)
         message = OutboxMessage(

@@ -13,6 +13,9 @@ from kombu.serialization import dumps, loads
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+MOST_NAMED = 255
+"""The characters of the longest id, or name of a task, that the tables store."""
+
 _BINARY = ("binary", "ascii-8bit")
 
 

@@ -117,6 +117,21 @@ def forget_result(task: Any, task_id: str) -> None:
 # -- Effects and record are there, or neither ----------------------------------------
 
 
+def test_record_of_a_long_id_has_its_beginning(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """Nodes store longer ids than a database; the record is found by a digest."""
+    add = adding(worker, ledger)
+    task_id = f"{name}-{'x' * 300}"
+
+    first, again = worker.run(add, name, id=task_id), worker.run(add, name, id=task_id)
+
+    assert first.result == again.result == [name]
+    assert ledger.count(name) == 1
+    (record,) = ledger.records()
+    assert record["task_id"] == task_id[:255]
+
+
 def test_effects_and_record_are_committed_together(
     worker: Worker, ledger: Ledger, name: str
 ) -> None:

@@ -538,6 +538,20 @@ def test_id_that_nodes_cannot_store_is_an_error_before_the_commit(
     assert outbox.waiting() == EMPTY
 
 
+def test_id_that_the_table_cannot_store_is_an_error_before_it_is_written(
+    worker: Worker, ledger: Ledger, outbox: Outbox
+) -> None:
+    """The database would refuse it, and with it the transaction."""
+    job = worker.leased_job()
+    with (
+        ledger.transaction() as session,
+        pytest.raises(ValueError, match="has 256 characters; an outbox stores at most"),
+    ):
+        outbox.send(job, (0,), session=session, task_id="x" * 256)
+
+    assert outbox.waiting() == EMPTY
+
+
 @pytest.mark.parametrize(
     ("option", "hint"), [("countdwon", "countdown"), ("link", "countdown")]
 )
