@@ -21,11 +21,13 @@ from celery_redlock.operations.doctor import (
     findings_of,
     log_diagnosis,
     log_findings,
+    servers,
     settings,
     workers,
     workers_by_nodes,
     worst_of,
 )
+from celery_redlock.operations.inspect import NodeReport, NodeState, NodeStatus
 from celery_redlock.policies import Raise, Skip
 from tests.harness.source import finding_codes
 
@@ -465,3 +467,12 @@ def test_broker_that_hangs_does_not_stop_the_doctor(
         app = Celery(broker=url, set_as_current=False)
 
         assert workers_by_nodes(app, ["a"]) == ([], [])
+
+
+@pytest.mark.parametrize("rule", [servers.replication, servers.memory])
+def test_server_that_counts_in_words_does_not_stop_the_doctor(rule: Any) -> None:
+    """Not all who speak the protocol of Redis reply to INFO as Redis does."""
+    info = {"connected_slaves": "none", "maxmemory": "unlimited"}
+    status = NodeStatus("a", NodeState.VOTES, info=info)
+
+    assert list(rule(Case(Redlock(NODES), [NodeReport(status)]))) == []

@@ -50,7 +50,7 @@ def check_project(**_: object) -> list[CheckMessage]:
 
 
 def check_nodes(**_: object) -> list[CheckMessage]:
-    """Check the nodes. Takes about a second, because their clocks are watched."""
+    """Check the nodes, whose clocks are watched for a second, and the workers."""
     from celery_redlock.app.runtime import runtime_of
     from celery_redlock.operations.doctor import diagnose
 

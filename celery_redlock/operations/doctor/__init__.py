@@ -94,7 +94,9 @@ def diagnose(
 ) -> list[Finding]:
     """Examine a deployment, and the app that uses it. Returns the worst findings first.
 
-    Takes as long as the slowest node, and a little longer than ``span``.
+    Takes as long as the slowest node, and a little longer than ``span``. With an app, a
+    rule that asks its running workers waits for their answers for a second, or for five
+    seconds if the broker hangs. There are five such inquiries.
 
     Args:
         redlock: The lock service on the nodes.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.resp import DOES_NOT_KNOW
+from celery_redlock.basics.text import number_in
 from celery_redlock.operations.acl import OUR_KEYS
 from celery_redlock.operations.doctor.rule import (
     ERROR,
@@ -34,7 +35,7 @@ _STANDS_STILL = 0.05  # of the rate of another clock, at most
 def replication(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find masters that have replicas, or were one."""
     info = report.status.info
-    replicas = int(info.get("connected_slaves", "0"))
+    replicas = number_in(info.get("connected_slaves", ""))
     if report.status.state is NodeState.UNFIT:
         return
     if info.get("second_repl_offset", "-1") != "-1":
@@ -61,7 +62,7 @@ def replication(report: NodeReport, _: Case) -> Iterator[Finding]:
 def memory(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find nodes that may evict locks when their memory is full."""
     policy = report.status.info.get("maxmemory_policy", "noeviction")
-    limit = int(report.status.info.get("maxmemory", "0"))
+    limit = number_in(report.status.info.get("maxmemory", ""))
     if policy != "noeviction":
         fact = f"evicts keys ({policy}) when its memory is full"
         yield Finding(
