@@ -73,13 +73,12 @@ def initialize(
     def look(client: NodeClient) -> tuple[str, int, float]:
         fields = ("config", "votes", "quarantine_until")
         asked = (("HMGET", guard.keys.meta, *fields), ("TIME",))
-        found, time = client.ask(*asked)
-        if isinstance(found, ErrorReply):
-            raise NodeUnreachable(refusal_of(str(found)))
+        found, time = replies = client.ask(*asked)
+        for reply in replies:
+            if isinstance(reply, ErrorReply):
+                raise NodeUnreachable(refusal_of(str(reply)))
         config, votes, until = ((it or b"").decode(errors="replace") for it in found)
-        left = 0.0
-        if not votes and isinstance(time, list):
-            left = number_in(until) / _MS - int(time[0])
+        left = 0.0 if votes else number_in(until) / _MS - int(time[0])
         locks = len({key for keys, _ in client.scan(pattern) for key in keys})
         return config, locks, left
 

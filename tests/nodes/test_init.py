@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock.devnodes import ServerOptions
 from celery_redlock.errors import QuorumUnreachable, RedlockError
 from celery_redlock.scripts import INITIALIZE
 from tests.harness.waiting import until
@@ -59,6 +60,28 @@ def test_init_refuses_the_wait_that_clients_with_older_locks_have_begun(
         with pytest.raises(QuorumUnreachable):
             operator.acquire(key)
         assert lease.is_valid()
+
+
+def test_init_refuses_nodes_that_do_not_tell_how_long_they_wait(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """They deny TIME: an error is not read as the end of the wait."""
+    options = ServerOptions(username="locker", password="secret")
+    nodes = start_nodes(3, options=options)
+    with client(nodes) as worker, client(nodes) as operator:
+        worker.acquire(key, ttl=60.0)
+        for node in nodes.nodes:
+            node.restart()
+        until(lambda: worker.check().retry_after is not None)
+        for node in nodes.nodes:
+            node.command("ACL", "SETUSER", "locker", "-time")
+        before = [node.command("HGETALL", "redlock:meta") for node in nodes.nodes]
+
+        with pytest.raises(RedlockError, match=r"time.*othing was changed"):
+            operator.initialize()
+
+        after = [node.command("HGETALL", "redlock:meta") for node in nodes.nodes]
+        assert after == before
 
 
 def test_init_that_was_interrupted_is_run_again(
