@@ -127,11 +127,12 @@ class RestartGuard:
         configuration: The settings of this client.
         view: The view that its requests carry; None until a node has told one.
         config: The text of that view, or of the settings as long as there is none.
-        quarantine_ms: For how long a node without memory does not vote.
+        quarantine_ms: For how many ms a node without memory does not vote.
         decides_alone: Whether there is one node. It numbers its grants by its own time,
             so that two of them never have one number where it has lost a grant and
             has not noticed. Several nodes need the same number: the time of the client.
-        hint_tolerance_us: By how much the clock of a client may differ from a node's.
+        clocks_apart_us: By how many µs the clock of a client may differ from a node's.
+        hint_tolerance_us: The same; 0 for one node, which numbers its grants itself.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from celery_redlock.operations.doctor.rule import (
     rule,
 )
 from celery_redlock.options.broker import loses_publications
-from celery_redlock.options.lock_options import LockOptions
+from celery_redlock.options.lock_options import takes_lock
 from celery_redlock.policies import Retry, Skip, given_at
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from celery_redlock.locks.lease import Holder
+    from celery_redlock.options.lock_options import LockOptions
 
 _TRIES_PER_TTL = 12  # a failed renewal is repeated after a 12th of the ttl
 _SHOWN = 3  # names
@@ -241,7 +242,7 @@ def tasks_above(case: Case) -> Iterator[Finding]:
     """Find tasks whose function is a lock task, as `@app.task` above one makes them."""
     for name, task in sorted(case.app.tasks.items()) if case.app else ():
         inner: Any = getattr(task, "run", None)
-        if isinstance(getattr(inner, "lock_options", None), LockOptions):
+        if takes_lock(inner):
             yield Finding(
                 "without-lock",
                 ERROR,
