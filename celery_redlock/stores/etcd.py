@@ -147,7 +147,7 @@ class Etcd(CompareAndSwapStore):
         self._cluster = self.name_of(url)
         first = self._answered_last.get(self._cluster)
         self._members.sort(key=lambda member: member.name != first)
-        self._token = ""
+        self._token = self._told_revision = ""
         self._swept_at = SYSTEM_CLOCK.monotonic()
         self._sweeps_from = _CELLS
         self._leases: dict[bytes, str] = {}
@@ -370,6 +370,7 @@ class Etcd(CompareAndSwapStore):
         if asked_for:
             body["failure"] = [{"request_range": one} for one in asked_for]
         may_be_done, self._may_be_done = self._may_be_done, True
+        revision = self._told_revision
         try:
             reply = self._call("/kv/txn", body, is_commit=True)
         except _NotKnown:
@@ -377,7 +378,8 @@ class Etcd(CompareAndSwapStore):
         except _RefusedError as refusal:
             # etcd applies a transaction, and then says so if it had no room for it:
             # https://github.com/etcd-io/etcd/issues/16659
-            if str(refusal) == _ALARMS[_FULL] and not self._still_holds(compare):
+            is_full = str(refusal) == _ALARMS[_FULL]
+            if is_full and not self._is_undone(compare, revision):
                 raise
             self._may_be_done = may_be_done
             if "lease not found" in str(refusal):  # a listener has ended
@@ -397,15 +399,22 @@ class Etcd(CompareAndSwapStore):
             self._sweep()
         return is_time_right
 
-    def _still_holds(self, compare: list[dict[str, Any]]) -> bool:
-        """Tell whether these comparisons succeed, as before the commit that they guard.
+    def _is_undone(self, compare: list[dict[str, Any]], revision: str) -> bool:
+        """Tell whether a commit that was refused is certainly not done.
 
-        A transaction without operations needs no room.
+        Then what it compares is unchanged, or nothing was written since a revision from
+        before. A transaction that only reads needs no room.
         """
+        read = [
+            {"request_range": {"key": _text(_CELLS)}}
+        ]  # else it is not linearizable
+        body = {"compare": compare, "success": read, "failure": read}
         try:
-            return bool(self._call("/kv/txn", {"compare": compare}).get("succeeded"))
+            reply = self._call("/kv/txn", body)
         except StoreError:
             return False
+        is_unchanged: bool = reply.get("succeeded", False)
+        return is_unchanged or reply["header"]["revision"] == revision
 
     def _operations(self, changes: Changes) -> list[dict[str, Any]]:
         """Return the operations of a transaction that write the changes."""
@@ -630,6 +639,8 @@ class Etcd(CompareAndSwapStore):
                     reason, failure = str(error), error
                 else:
                     self._answered_last[self._cluster] = member.name
+                    header = reply.get("header", {})
+                    self._told_revision = header.get("revision", self._told_revision)
                     return reply
                 for sign, words in _ALARMS.items():
                     if sign in reason:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -380,6 +381,9 @@ def test_full_etcd_is_told_with_its_remedy(small_etcd: str) -> None:
         assert "At its quota of 4 MB etcd takes no changes" in found["etcd-size"]
         with pytest.raises(StoreError, match="is full"):
             fill(small_etcd)
+        with closing(Etcd(small_etcd, 5.0)) as store:  # it may raise the alarm later
+            alarm = partial(store._call, "/maintenance/alarm", {})  # noqa: SLF001
+            until(lambda: "NOSPACE" in str(alarm()))
 
         for _ in range(2):
             with pytest.raises(QuorumUnreachable, match=r"is full \(NOSPACE\)") as it:
