@@ -171,6 +171,7 @@ class Etcd(CompareAndSwapStore):
                 "role": "master",
                 "encrypted": "yes" if is_encrypted else "no",
                 "denied": self._denied(),
+                "members": str(self._member_count()),
                 "database_bytes": status.get("dbSize", ""),
                 "database_quota": self._quota(int(status.get("dbSize", 0))),
             }
@@ -667,6 +668,13 @@ class Etcd(CompareAndSwapStore):
             return self._call("/maintenance/status", {})
         except StoreError:
             return {}
+
+    def _member_count(self) -> int:
+        """Return how many members the cluster has now; 0 if a user is denied it."""
+        try:
+            return len(self._call("/cluster/member/list", {})["members"])
+        except StoreError:
+            return 0
 
     def _quota(self, size: int) -> str:
         """Return how large the database of the member may become; "" if unknown.

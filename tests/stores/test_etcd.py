@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import urllib.request
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock import Redlock
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.operations.doctor import diagnose
 from celery_redlock.scripts import (
     GRANTED,
     TAKEN,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from celery_redlock.devnodes import StoreNode
+    from celery_redlock.operations.doctor import Finding
 
 pytestmark = pytest.mark.long
 
@@ -228,6 +232,39 @@ def test_client_remembers_a_limited_number_of_locks(
     for number in range(5):
         store.run([acquire_now(b"many:%d" % number, meta, b"ours", b"3")])
     assert list(store._locks) == [b"many:2", b"many:3", b"many:4"]  # noqa: SLF001
+
+
+# -- members ---------------------------------------------------------------------------
+
+
+def test_doctor_says_that_a_member_was_removed() -> None:
+    """To start it would be no help: the cluster refuses it for ever."""
+    with store_servers("etcd") as cluster, closing(Redlock(cluster.urls)) as redlock:
+        gone = cluster.nodes[2]
+        with closing(Etcd(cluster.nodes[0].url, TIMEOUT)) as operator:
+            members = operator._call("/cluster/member/list", {})["members"]  # noqa: SLF001
+            (number,) = [it["ID"] for it in members if str(gone.port) in str(it)]
+
+            def is_removed() -> bool:  # a cluster that has just begun refuses it
+                with contextlib.suppress(StoreError):
+                    operator._call("/cluster/member/remove", {"ID": number})  # noqa: SLF001
+                return not gone.is_running
+
+            until(is_removed, 30)
+
+        def found() -> list[Finding]:
+            found = diagnose(redlock, span=0.1)
+            return [it for it in found if it.code == "unreachable"]
+
+        until(lambda: len(found()) == 1, 30)
+        (finding,) = found()
+
+        assert f"has the member 127.0.0.1:{gone.port}, which " in finding.fact
+        assert "lists 3 members, and the cluster has 2" in finding.fact
+        assert finding.remedy.startswith(
+            "If it was removed from the cluster, leave it out"
+        )
+        assert f'"name": "{redlock.labels[0]}"' in finding.remedy
 
 
 # -- connections -----------------------------------------------------------------------

@@ -63,11 +63,18 @@ def unreachable(report: NodeReport, _: Case) -> Iterator[Finding]:
 
 
 @rule("Node")
-def unreachable_members(report: NodeReport, _: Case) -> Iterator[Finding]:
+def unreachable_members(report: NodeReport, case: Case) -> Iterator[Finding]:
     """Find members of a cluster that do not answer, while the others do."""
+    listed = sum(len(one.members) for one in case.redlock.addresses)
+    members = int(report.status.info.get("members") or listed)
     for name, reason in report.silent_members.items():
         fact, *advice = reason.split("; ", 1)
         remedy = as_sentence("".join(advice) or _START)
+        if members < listed:
+            fact += (
+                f"; redlock_nodes lists {listed} members, and the cluster has {members}"
+            )
+            remedy = _REMOVED_MEMBER.format(name=report.label)
         yield Finding(
             "unreachable",
             WARNING,
@@ -173,6 +180,10 @@ _WITH_ALL = (  # also of one that has its memory
 _REMOVED = (
     "A reconfiguration has removed it, and other nodes vote in the new configuration: "
     "set redlock_nodes to the new nodes, and shut this one down."
+)
+_REMOVED_MEMBER = (
+    "If it was removed from the cluster, leave it out of the URL in redlock_nodes, and "
+    'keep the name of the node: {{"url": …, "name": "{name}"}}. Else start it.'
 )
 _START = "start it, or check the network and the firewall"
 _LOG = "Its log says why. It votes again as soon as it takes writes."
