@@ -65,6 +65,9 @@ _SETTINGS = {
     "redlock_node_timeout": 0.25,  # the faults keep the machine busy
     "result_chord_join_timeout": 10,
     "worker_prefetch_multiplier": 1,
+    # With it, two threads of a worker with threads read from one connection to RabbitMQ
+    # after it was lost, and the worker takes no messages any more.
+    "worker_enable_prefetch_count_reduction": False,
     "worker_log_format": _LOG_FORMAT,
     "worker_task_log_format": _LOG_FORMAT,
 }
