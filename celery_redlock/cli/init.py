@@ -9,7 +9,7 @@ import click
 from celery_redlock.cli.output.format import node_lines
 from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.errors import RedlockError
-from celery_redlock.members.deployment import unusable
+from celery_redlock.members.deployment import check_new, unusable
 from celery_redlock.operations.inspect import NodeState, node_status
 from celery_redlock.operations.words import duration
 
@@ -27,7 +27,7 @@ def init(session: Session, *, yes: bool) -> None:
 
     A node that lost its memory does not vote for as long as a lock can last, and a new
     node looks the same. This command says that there is nothing to remember. It refuses
-    if a node holds live locks or belongs to another deployment. After a power cut it
+    if a node holds live locks or is set up differently. After a power cut it
     refuses, too, if a client that has used the nodes before has asked them since: one
     may hold a lock that the nodes have forgotten. Then it says for how long to wait. It
     cannot know of a client that has not asked them yet.
@@ -40,6 +40,7 @@ def init(session: Session, *, yes: bool) -> None:
     statuses = node_status(redlock)
     session.say(*node_lines(statuses, "NOW"), "")
     _refuse_what_cannot_begin(statuses)
+    check_new(redlock.guard, redlock.addresses, redlock.timing.connect_timeout)
     span = duration(redlock.timing.max_ttl)
     where = "on this node" if len(statuses) == 1 else "on these nodes"
     session.confirm(

@@ -68,22 +68,7 @@ def initialize(
             locks, which shows that the deployment is not new. So does an epoch that
             clients have founded which knew an earlier one. Nothing was changed.
     """
-    pattern = escaped(guard.keys.lock("")) + "*"
-
-    def look(client: NodeClient) -> tuple[str, int, float]:
-        fields = ("config", "votes", "quarantine_until")
-        asked = (("HMGET", guard.keys.meta, *fields), ("TIME",))
-        found, time = replies = client.ask(*asked)
-        for reply in replies:
-            if isinstance(reply, ErrorReply):
-                raise NodeUnreachable(refusal_of(str(reply)))
-        config, votes, until = ((it or b"").decode(errors="replace") for it in found)
-        left = 0.0 if votes else number_in(until) / _MS - int(time[0])
-        locks = len({key for keys, _ in client.scan(pattern) for key in keys})
-        return config, locks, left
-
-    nodes = each_node(addresses, look, timeout=timeout)
-    _refuse_what_is_not_new(guard, nodes)
+    check_new(guard, addresses, timeout)
     give_up_at = SYSTEM_CLOCK.monotonic() + timeout
     while True:
         # In each round: a client that starts meanwhile has them wait once more.
@@ -101,6 +86,37 @@ def initialize(
                 f"`{COMMAND} doctor`."
             )
         SYSTEM_CLOCK.sleep(_PAUSE)
+
+
+def check_new(
+    guard: RestartGuard, addresses: Sequence[NodeAddress], timeout: float
+) -> None:
+    """Raise an error where a node shows that its deployment is not new.
+
+    Args:
+        guard: The deployment's restart guard.
+        addresses: Its nodes.
+        timeout: Seconds that a node may take to answer.
+
+    Raises:
+        RedlockError: As `initialize` does.
+    """
+    pattern = escaped(guard.keys.lock("")) + "*"
+
+    def look(client: NodeClient) -> tuple[str, int, float]:
+        fields = ("config", "votes", "quarantine_until")
+        asked = (("HMGET", guard.keys.meta, *fields), ("TIME",))
+        found, time = replies = client.ask(*asked)
+        for reply in replies:
+            if isinstance(reply, ErrorReply):
+                raise NodeUnreachable(refusal_of(str(reply)))
+        config, votes, until = ((it or b"").decode(errors="replace") for it in found)
+        left = 0.0 if votes else number_in(until) / _MS - int(time[0])
+        locks = len({key for keys, _ in client.scan(pattern) for key in keys})
+        return config, locks, left
+
+    nodes = each_node(addresses, look, timeout=timeout)
+    _refuse_what_is_not_new(guard, nodes)
 
 
 def unusable(label: str, reason: str) -> str:
@@ -138,7 +154,7 @@ def _refuse_what_is_not_new(
         if not (is_ours or config in ("", JOINED) or is_older(config)):
             difference, remedy = refusal(config, guard.config)
             raise RedlockError(
-                f"Node {label} belongs to another deployment, so nothing was changed: "
+                f"Node {label} is set up differently, so nothing was changed: "
                 f"the nodes {difference}. {remedy}."
             )
         if view is not None and view.had_others and left > 0:

@@ -71,6 +71,33 @@ def test_init_asks_nothing_where_all_nodes_vote(
     assert "no worker held a lock" not in again.err
 
 
+def test_init_asks_nothing_where_nodes_are_set_up_differently(
+    project: Project,
+) -> None:
+    """No answer would change that it refuses. The error has both settings."""
+    run = project.redlock("init", typed="y\n", redlock_max_ttl=120.0)
+
+    assert run.code == 1
+    assert "is set up differently, so nothing was changed" in run.err
+    assert "max_ttl 60 s; this client has max_ttl 120 s" in run.err
+    assert "Is it certain" not in run.err
+
+
+def test_init_asks_nothing_where_nodes_were_in_use(
+    start_project: Callable[..., Project],
+) -> None:
+    """One has restarted, and the others show that the deployment is not new."""
+    project = start_project(3)
+    project.hold("k")
+    project.nodes[0].restart()
+
+    run = project.redlock("init", typed="y\n")
+
+    assert run.code == 1
+    assert "The nodes were in use before they lost their memory" in run.err
+    assert "Is it certain" not in run.err
+
+
 def test_init_beside_a_live_lock_says_that_nodes_vote_by_themselves(
     project: Project,
 ) -> None:
