@@ -11,12 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that is nearest; ``""`` if none is near."""
+    return "".join(difflib.get_close_matches(word, known, n=1))
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a sentence that names the nearest known word, or all of them."""
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=1)
-    if near:
-        return f"Did you mean {near[0]!r}?"
+    if near := nearest(word, names):
+        return f"Did you mean {near!r}?"
     return f"There is {', '.join(map(repr, names))}." if names else "There is none."
 
 

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode
 from psycopg import Error, pq
 from psycopg.conninfo import conninfo_to_dict
 
+from celery_redlock.basics.spelling import nearest
 from celery_redlock.basics.text import is_port
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _DJANGO = "django://"
 _SEARCH_PATH = re.compile(r"search[_-]path\s*=\s*((?:\\.|\S)+)")
+_NO_OPTION = re.compile(r'invalid (?:URI query parameter:|connection option) "(.*)"')
 _PORT = 5432
 # What Django calls otherwise than libpq.
 _OF_DJANGO = {
@@ -50,10 +52,11 @@ def name_of(url: str) -> str:
     """
     try:
         parts: dict[str, Any] = conninfo_to_dict(url)
-    except Error:
+    except Error as error:
         raise ValueError(
-            "it is no URL of PostgreSQL; in its parts, write %20 for a blank, %3D for "
-            "=, %40 for @ and %2F for /"
+            _nearest_option(str(error))
+            or "it is no URL of PostgreSQL; in its parts, write %20 for a blank, %3D "
+            "for =, %40 for @ and %2F for /"
         ) from None
     hosts = _host_in(parts).split(",")
     ports = [one or str(_PORT) for one in str(parts.get("port") or "").split(",")]
@@ -69,6 +72,17 @@ def name_of(url: str) -> str:
     if path := re.sub(r"[^\w,]+", "", search_path_of(url)):
         place += f"/{path}"
     return place.replace(",", "+")
+
+
+def _nearest_option(refusal: str) -> str:
+    """Return that libpq has no such option, with the nearest one; ``""`` without one.
+
+    The name that it refuses may be a part of a password, so the text does not show it.
+    """
+    found = _NO_OPTION.search(refusal)
+    known = {one.keyword.decode() for one in pq.Conninfo.get_defaults()}
+    near = nearest(found[1], sorted(known)) if found else ""
+    return f"libpq has no such option; the nearest one is {near}" if near else ""
 
 
 def search_path_of(url: str) -> str:
@@ -98,8 +112,9 @@ def url_of(spec: str) -> str:
         return _from(_in_django(spec.removeprefix(_DJANGO)))
     try:
         return _from(conninfo_to_dict(spec))
-    except Error:
-        raise ValueError("it is no text of keywords and values") from None
+    except Error as error:
+        hint = _nearest_option(str(error))
+        raise ValueError(hint or "it is no text of keywords and values") from None
 
 
 def _in_django(alias: str) -> dict[str, Any]:
