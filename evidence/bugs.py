@@ -1002,6 +1002,19 @@ BUGS = (
         note="A property of every lock on majorities. The fence holds.",
     ),
     Bug(
+        name="full-etcd-that-had-written",
+        effect=Effect.STATEMENT,
+        text="An etcd that has no room for a transaction may have written it before it "
+        "says so. The error of an acquire said that nothing is held.",
+        found_by=Finder.REVIEW,
+        fixed_in="baef340",
+        way=Guard(
+            "tests/stores/test_etcd.py::"
+            "test_commit_for_which_there_was_no_room_may_be_done"
+        ),
+        note="No test had several clients at the quota at once.",
+    ),
+    Bug(
         name="loss-that-looks-like-a-cancellation",
         effect=Effect.STATEMENT,
         text="The consumer of an async generator that held a lock was cancelled when "
