@@ -9,6 +9,8 @@ written.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
@@ -62,7 +64,7 @@ def _mask_conf(source: Any, **_: object) -> None:
         nodes = source.get(name)
         if isinstance(nodes, (list, tuple)):
             source[name] = MaskedNodes(nodes)
-        elif nodes is not None and not isinstance(nodes, MaskedNodes):
+        elif isinstance(nodes, (str, bytes, bytearray, Mapping, AbstractSet)):
             source[name] = hidden(nodes)  # of a wrong type, which an error names
 
 

@@ -68,9 +68,15 @@ def without(*commands: str) -> ServerOptions:
 
 
 @pytest.mark.every_server
-@pytest.mark.parametrize("command", ["EVALSHA", "HGET", "TIME", "SET"])
+@pytest.mark.parametrize(
+    ("command", "nodes_named"),
+    [
+        *(("EVALSHA", 2), ("HGET", 2), ("SET", 2)),
+        ("TIME", 1),  # init ends at the first node that does not tell it
+    ],
+)
 def test_unknown_command_is_named(
-    start_nodes: StartNodes, key: str, command: str
+    start_nodes: StartNodes, key: str, command: str, nodes_named: int
 ) -> None:
     """The error of init or of an acquire names it, also if a script calls it."""
     nodes = start_nodes(3, options=without(command), initialize=False)
@@ -82,7 +88,8 @@ def test_unknown_command_is_named(
     with client(nodes) as redlock, pytest.raises(RedlockError) as refused:
         init_and_acquire(redlock)
 
-    assert str(refused.value).count(f"does not know the command {command}") >= 2
+    fact = f"does not know the command {command}"
+    assert str(refused.value).count(fact) >= nodes_named
 
 
 @pytest.mark.every_server

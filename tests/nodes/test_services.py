@@ -44,10 +44,17 @@ def test_lock_takes_urls_in_place_of_a_service(
     locking._services.pop(tuple(map(SecretUrl, urls))).close()  # noqa: SLF001
 
 
-@pytest.mark.parametrize("wrong", [None, 1, object(), b"redis://localhost"])
+@pytest.mark.parametrize("wrong", [None, 1, object()])
 def test_lock_refuses_what_is_no_service(wrong: Any) -> None:
     """The error says what to write, and is raised before anything is asked."""
     with pytest.raises(TypeError, match=r"must be a Redlock.*Write lock\("):
+        lock(wrong, "k").__enter__()
+
+
+@pytest.mark.parametrize("wrong", [b"redis://localhost"])
+def test_lock_refuses_a_url_in_bytes(wrong: Any) -> None:
+    """The error shows that they are bytes, and how a URL is written."""
+    with pytest.raises(ConfigurationError, match=r"b'redis://localhost' is not.*write"):
         lock(wrong, "k").__enter__()
 
 
