@@ -295,8 +295,10 @@ class _History:
             try:
                 number = self._settled(judge)
                 quorums = () if number is None else self._final_quorums(number)
+                # One for all: an attempt fails while its connections are cut, and must
+                # leave nothing in the way of the next one.
+                redlock = new_redlock(judge, self.plan, number or 0)
                 for quorum in quorums:
-                    redlock = new_redlock(judge, self.plan, number or 0)
                     for name in redlock.labels:
                         path = self.network.path_by_name(judge.name, name)
                         path.cut_until = 0.0 if name in quorum else float("inf")
