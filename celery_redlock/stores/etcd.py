@@ -406,9 +406,8 @@ class Etcd(CompareAndSwapStore):
         Then what it compares is unchanged, or nothing was written since a revision from
         before. A transaction that only reads needs no room.
         """
-        read = [
-            {"request_range": {"key": _text(_CELLS)}}
-        ]  # else it is not linearizable
+        # etcd answers a transaction that asks for nothing from one member's memory.
+        read = [{"request_range": {"key": _text(_CELLS)}}]
         body = {"compare": compare, "success": read, "failure": read}
         try:
             reply = self._call("/kv/txn", body)

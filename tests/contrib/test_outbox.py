@@ -524,30 +524,21 @@ def test_arguments_that_do_not_fit_are_an_error_before_the_commit(
     assert outbox.waiting() == EMPTY
 
 
-def test_id_that_nodes_cannot_store_is_an_error_before_the_commit(
-    worker: Worker, ledger: Ledger, outbox: Outbox
+@pytest.mark.parametrize(
+    ("task_id", "fault"),
+    [
+        ("two\nlines", "must be one line of text"),
+        ("x" * 256, "has 256 characters; an outbox stores at most"),
+    ],
+    ids=["no-line", "too-long"],
+)
+def test_id_that_cannot_be_stored_is_an_error_before_it_is_written(
+    worker: Worker, ledger: Ledger, outbox: Outbox, task_id: str, fault: str
 ) -> None:
-    """`apply_async` of a singleton task would refuse it each time, after the commit."""
+    """Nodes would refuse it after each commit, or the database the transaction."""
     job = worker.leased_job()
-    with (
-        ledger.transaction() as session,
-        pytest.raises(ValueError, match="must be one line of text"),
-    ):
-        outbox.send(job, (0,), session=session, task_id="two\nlines")
-
-    assert outbox.waiting() == EMPTY
-
-
-def test_id_that_the_table_cannot_store_is_an_error_before_it_is_written(
-    worker: Worker, ledger: Ledger, outbox: Outbox
-) -> None:
-    """The database would refuse it, and with it the transaction."""
-    job = worker.leased_job()
-    with (
-        ledger.transaction() as session,
-        pytest.raises(ValueError, match="has 256 characters; an outbox stores at most"),
-    ):
-        outbox.send(job, (0,), session=session, task_id="x" * 256)
+    with ledger.transaction() as session, pytest.raises(ValueError, match=fault):
+        outbox.send(job, (0,), session=session, task_id=task_id)
 
     assert outbox.waiting() == EMPTY
 

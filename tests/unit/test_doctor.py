@@ -307,30 +307,34 @@ def test_rabbitmq_that_does_not_confirm() -> None:
     assert found(settings.confirms, settings={"broker_url": "redis://"}) == []
 
 
-def test_countdown_that_the_visibility_timeout_makes_shorter() -> None:
+@pytest.mark.parametrize(
+    ("broker", "longest", "of_what"),
+    [
+        pytest.param(
+            {"broker_transport_options": {"visibility_timeout": 60}},
+            *(30, "the visibility timeout"),
+            id="Redis delivers the call once more",
+        ),
+        pytest.param(
+            {"broker_url": "amqp://rabbit"},
+            *(900, "RabbitMQ's consumer_timeout"),
+            id="RabbitMQ ends the worker",
+        ),
+    ],
+)
+def test_countdown_that_is_too_long_for_the_broker(
+    broker: dict[str, Any], longest: int, of_what: str
+) -> None:
     """The call comes back earlier than the task says."""
-    minute = {"broker_transport_options": {"visibility_timeout": 60}}
-    retried: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 31}
+    retried: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": longest + 1}
 
-    finding = only(found(settings.countdowns, settings=minute, **retried))
-
-    assert (finding.code, finding.severity) == ("countdown", Severity.NOTE)
-    assert "of 31 s, and its calls come back after 30 s" in finding.fact
-    retried["retry_countdown"] = 30
-    assert found(settings.countdowns, settings=minute, **retried) == []
-
-
-def test_countdown_that_is_too_long_for_rabbitmq() -> None:
-    """RabbitMQ would close the channel of the worker, and that ends the worker."""
-    rabbit = {"broker_url": "amqp://rabbit"}
-    retried: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 3600}
-
-    finding = only(found(settings.countdowns, settings=rabbit, **retried))
+    finding = only(found(settings.countdowns, settings=broker, **retried))
 
     assert (finding.code, finding.severity) == ("countdown", Severity.NOTE)
-    assert "after 900 s, half of RabbitMQ's consumer_timeout" in finding.fact
-    retried["retry_countdown"] = 900
-    assert found(settings.countdowns, settings=rabbit, **retried) == []
+    assert f"of {longest + 1} s, and its calls" in finding.fact
+    assert f"come back after {longest} s, half of {of_what}" in finding.fact
+    retried["retry_countdown"] = longest
+    assert found(settings.countdowns, settings=broker, **retried) == []
 
 
 def test_task_above_a_lock_task() -> None:
