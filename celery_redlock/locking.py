@@ -377,8 +377,9 @@ class Hold:
 
     def acquire(self, wait: float = 0.0) -> Lease:
         """Acquire the lock and keep it alive; raises as ``Redlock.acquire`` does."""
-        redlock = self.redlock
-        return redlock.carry_out(self._acquiring(wait, _frame_outside()))
+        lease = self.redlock.carry_out(self._acquiring(wait))
+        self._begin(lease, _frame_outside())
+        return lease
 
     async def aacquire(
         self, wait: float = 0.0, cancellation: _Cancellation | None = None
@@ -396,14 +397,21 @@ class Hold:
 
         loop = running_loop()
         self._loop = weakref.ref(loop)
-        steps = self._acquiring(wait, _frame_outside(), cancellation)
-        return await drive(steps, self.redlock.transport, loop)
+        steps = self._acquiring(wait, cancellation)
+        lease = await drive(steps, self.redlock.transport, loop)
+        # Steps with a frame of the caller would be in a cycle with this coroutine. The
+        # collector may close `drive` first, which would drop the frame, and so this.
+        self._begin(lease, _frame_outside())
+        return lease
+
+    def _begin(self, lease: Lease, frame: FrameType | None) -> None:
+        """Note that the block begins, unless its lease is that of a block around it."""
+        if lease is self.own:
+            self._block = _Block(self.redlock, lease, frame)
+            self.on_acquired(lease)
 
     def _acquiring(
-        self,
-        wait: float,
-        frame: FrameType | None,
-        cancellation: _Cancellation | None = None,
+        self, wait: float, cancellation: _Cancellation | None = None
     ) -> Steps[Lease]:
         held = held_lease(self.redlock, self.key, self._limits)
         if held is not None:
@@ -428,7 +436,6 @@ class Hold:
             self._watchdog.resend_releases()
             raise
         self.own = lease
-        self._block = _Block(self.redlock, lease, frame)
         told = cancellation or self
         self._watchdog.watch(
             lease,
@@ -438,7 +445,6 @@ class Hold:
             renew=self._renew,
             renew_every=self._renew_every,
         )
-        self.on_acquired(lease)
         return lease
 
     @property

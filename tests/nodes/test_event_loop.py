@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -286,6 +287,33 @@ def test_loop_that_is_closed_in_the_middle_leaves_no_lock(
 
     until(are_gone, what="an end of the loops")
     until(lambda: not locks(three_nodes, key), SOON)
+
+
+def test_steps_of_a_lock_do_not_keep_their_caller(redlock: Redlock, key: str) -> None:
+    """Else the collector may close them first, and drop a caller that awaits them."""
+
+    async def take() -> None:
+        async with alock(redlock, key):
+            pass
+
+    def waiting() -> list[Any]:
+        found = [one for one in gc.get_objects() if isinstance(one, CoroutineType)]
+        return [one for one in found if one.__qualname__ == "Hold.aacquire"]
+
+    async def step() -> None:
+        callers[0].send(None)
+
+    callers = [take()]
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(step())
+    loop.close()
+    gc.disable()
+    try:
+        assert len(waiting()) == 1
+        callers.clear()
+        assert waiting() == []
+    finally:
+        gc.enable()
 
 
 async def stay(redlock: Redlock, key: str) -> None:
