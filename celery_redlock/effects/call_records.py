@@ -47,7 +47,7 @@ class CallRecord:
 
     Attributes:
         id: A digest of the task's name, and of the task id or key of the call.
-        task_id: The id of the call that did it; of a longer one the beginning.
+        task_id: The id of the call that did it, in printable letters, cut to 255.
         key: The key of that call.
         fence: The fence of its lock; 0 if it ran without a lock.
         state: SUCCESS or FAILURE.

@@ -57,6 +57,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery_redlock.app.autoretry import retry_as_configured
 from celery_redlock.basics.backoff import doubled
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.text import printable
 from celery_redlock.effects.call_records import CallRecord, now, record_id
 from celery_redlock.effects.stored import MOST_NAMED, loaded, stored
 from celery_redlock.errors import ConfigurationError, LeaseError, StaleFence
@@ -316,7 +317,7 @@ class _OnceRun:
         return CallRecord(
             id=self._id,
             task=call.task.name[:MOST_NAMED],
-            task_id=call.id[:MOST_NAMED],
+            task_id=printable(call.id[:MOST_NAMED]),
             key=shown(call.key),
             fence=self._fence,
             state=state,

@@ -220,7 +220,7 @@ class Outbox:
         Raises:
             TypeError: The arguments do not fit the task.
             ValueError: Nodes cannot store the ``task_id``, or it has more than 255
-                characters.
+                characters or a NUL.
             ConfigurationError: An option cannot be stored, or no transaction is known.
             kombu.exceptions.EncodeError: An argument cannot be serialized.
         """
@@ -247,6 +247,11 @@ class Outbox:
             raise ValueError(
                 f"The task id {task_id[:60]!r}... has {len(task_id):,} characters; "
                 f"an outbox stores at most {MOST_NAMED}. Nothing was written."
+            )
+        if "\0" in task_id:  # PostgreSQL has it in no text
+            raise ValueError(
+                f"The task id {task_id!r} has a NUL, which an outbox cannot store. "
+                "Nothing was written."
             )
         call = [args, kwargs, _with_fixed_times(options)]
         body, kind, encoding = stored(call, serializer or app.conf.task_serializer)

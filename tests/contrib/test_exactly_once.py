@@ -132,6 +132,19 @@ def test_record_of_a_long_id_has_its_beginning(
     assert record["task_id"] == task_id[:255]
 
 
+def test_record_of_an_id_with_a_nul_can_be_stored(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """PostgreSQL has no NUL in a text, and nodes and brokers have."""
+    add = adding(worker, ledger)
+
+    call = worker.run(add, name, id=f"{name}-\0-")
+
+    assert call.result == [name]
+    (record,) = ledger.records()
+    assert record["task_id"] == f"{name}-·-"
+
+
 def test_effects_and_record_are_committed_together(
     worker: Worker, ledger: Ledger, name: str
 ) -> None:

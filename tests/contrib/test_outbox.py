@@ -543,6 +543,20 @@ def test_id_that_cannot_be_stored_is_an_error_before_it_is_written(
     assert outbox.waiting() == EMPTY
 
 
+def test_id_with_a_nul_is_an_error_before_it_is_written(
+    worker: Worker, ledger: Ledger, outbox: Outbox
+) -> None:
+    """PostgreSQL has no NUL in a text, and would refuse the transaction."""
+    job = worker.leased_job()
+    with (
+        ledger.transaction() as session,
+        pytest.raises(ValueError, match="has a NUL, which an outbox cannot store"),
+    ):
+        outbox.send(job, (0,), session=session, task_id="a\0b")
+
+    assert outbox.waiting() == EMPTY
+
+
 @pytest.mark.parametrize(
     ("option", "hint"), [("countdwon", "countdown"), ("link", "countdown")]
 )
