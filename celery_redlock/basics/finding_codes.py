@@ -15,6 +15,7 @@ FINDING_CODES = frozenset(
         "acks-late",
         "acl",
         "async-standbys",
+        "broker",
         "client-clock",
         "client-clock-stopped",
         "clock-drift",

@@ -16,7 +16,7 @@ from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import ERROR, Command, Failure, Session
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.operations import reconfigure as operation
-from celery_redlock.operations.doctor import workers_by_nodes
+from celery_redlock.operations.doctor import Workers
 from celery_redlock.operations.words import duration, plural
 
 if TYPE_CHECKING:
@@ -154,7 +154,11 @@ def _nodes_in(given: SecretUrl) -> Sequence[Any]:
 
 def _workers(session: Session, present: Redlock, *, abort: bool) -> list[str]:
     """Say which running workers must be updated after the change, or end before."""
-    these, others = workers_by_nodes(session.loaded_app, present.labels)
+    workers = Workers(session.loaded_app)
+    these, others = workers.by_nodes(present.labels)
+    if workers.silence:
+        text = f"No worker could be asked which nodes it uses: {workers.silence}."
+        return [painted(text, "warning")]
     if not these and not others:
         return ["No running worker has told which nodes it uses."]
     seen, which = plural(len(these), "running worker"), "old" if abort else "present"

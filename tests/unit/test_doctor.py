@@ -18,13 +18,14 @@ from celery_redlock.operations.doctor import (
     Case,
     Finding,
     Severity,
+    Workers,
     findings_of,
+    inquiry,
     log_diagnosis,
     log_findings,
     servers,
     settings,
     workers,
-    workers_by_nodes,
     worst_of,
 )
 from celery_redlock.operations.inspect import NodeReport, NodeState, NodeStatus
@@ -465,12 +466,33 @@ def test_broker_that_hangs_does_not_stop_the_doctor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A Redis that is frozen takes the connection, and replies never."""
-    monkeypatch.setattr(workers, "_WITH_CONNECTION", 0.1)
+    monkeypatch.setattr(inquiry, "_WITH_CONNECTION", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         app = Celery(broker=url, set_as_current=False)
 
-        assert workers_by_nodes(app, ["a"]) == ([], [])
+        assert Workers(app).by_nodes(["a"]) == ([], [])
+
+
+def test_workers_that_cannot_be_asked_are_said_to_be_unknown() -> None:
+    """The broker is asked once, and no rule takes its silence for good news."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"amqp://me:secret@127.0.0.1:{closed.getsockname()[1]}//"
+        app = Celery(broker=url, set_as_current=False)
+        app.conf.redlock_nodes = NODES
+
+        @singleton_task(app=app, name="mine", shared=False, limit=2)
+        def job() -> None: ...
+
+        case = Case(Redlock(NODES), [], app)
+        codes = (workers.versions, workers.nodes, workers.processes, workers.broker)
+        (found,) = findings_of(case, codes)
+
+    assert (found.code, found.severity) == ("broker", Severity.NOTE)
+    assert "could not be asked: the broker did not answer (" in found.fact
+    assert "secret" not in str(found)
+    assert case.workers.told("stats") == {}
 
 
 @pytest.mark.parametrize("rule", [servers.replication, servers.memory])

@@ -21,7 +21,7 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.cli import redlock
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations import doctor
-from celery_redlock.operations.doctor import workers_by_nodes
+from celery_redlock.operations.doctor import Workers
 from celery_redlock.operations.doctor.workers import nodes as nodes_of_workers
 from tests.conftest import with_long
 from tests.harness.waiting import until
@@ -238,9 +238,10 @@ def test_workers_tell_the_names_of_their_nodes(prefork: Deployment) -> None:
     """They tell no password, and those with other nodes are told apart."""
     labels = runtime_of(prefork.app).redlock.labels
 
-    these, others = workers_by_nodes(prefork.app, labels)
+    workers = Workers(prefork.app)
+    these, others = workers.by_nodes(labels)
     assert (len(these), others) == (1, [])
-    assert workers_by_nodes(prefork.app, labels[:3]) == ([], these)
+    assert workers.by_nodes(labels[:3]) == ([], these)
 
 
 def test_abort_names_the_workers_to_end_first(prefork: Deployment) -> None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.forks import forks_wait
 from celery_redlock.basics.log_fields import log_fields
+from celery_redlock.operations.doctor.inquiry import Workers
 from celery_redlock.operations.doctor.rule import (
     Case,
     Finding,
@@ -35,7 +36,6 @@ from celery_redlock.operations.doctor.rule import (
     worst_of,
 )
 from celery_redlock.operations.doctor.votes import state as state_of_nodes
-from celery_redlock.operations.doctor.workers import workers_by_nodes
 from celery_redlock.operations.inspect import inspect_nodes
 from celery_redlock.operations.words import plural
 
@@ -52,6 +52,7 @@ __all__ = [
     "Case",
     "Finding",
     "Severity",
+    "Workers",
     "address_of",
     "counted",
     "diagnose",
@@ -59,7 +60,6 @@ __all__ = [
     "log_diagnosis",
     "log_findings",
     "state_of_nodes",
-    "workers_by_nodes",
     "worst_of",
 ]
 
@@ -95,8 +95,8 @@ def diagnose(
     """Examine a deployment, and the app that uses it. Returns the worst findings first.
 
     Takes as long as the slowest node, and a little longer than ``span``. With an app, a
-    rule that asks its running workers waits for their answers for a second, or for five
-    seconds if the broker hangs. There are five such inquiries.
+    rule that asks its running workers waits for their answers for a second. There are
+    five such inquiries; a broker that hangs takes five seconds, once.
 
     Args:
         redlock: The lock service on the nodes.

@@ -15,8 +15,10 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from celery_redlock.operations.doctor.inquiry import Workers
 from celery_redlock.operations.inspect import voting_nodes
 from celery_redlock.options.broker import longest_wait, visibility_timeout
 from celery_redlock.options.lock_options import lock_tasks
@@ -116,7 +118,7 @@ class LockTask(NamedTuple):
     limit: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Case:
     """A deployment as it was found, and the app that uses it.
 
@@ -153,6 +155,11 @@ class Case:
             limit = None if limit is None else float(limit)
             found.append(LockTask(task, task.lock_options, ttl, limit))
         return found
+
+    @cached_property
+    def workers(self) -> Workers:
+        """The app's running workers."""
+        return Workers(self.app)
 
     @property
     def visibility_timeout(self) -> float:

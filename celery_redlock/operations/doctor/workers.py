@@ -20,22 +20,13 @@ from celery_redlock.operations.doctor.rule import (
     LockTask,
     rule,
 )
-from celery_redlock.options.broker import (
-    answer_of,
-    answers_in,
-    broker_errors,
-    is_in_memory,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Iterator
 
-    from celery import Celery, Task
+    from celery import Task
 
-_REPLY_WITHIN = 1.0  # seconds
-_WITH_CONNECTION = 5.0  # seconds: one that hangs must not stop the doctor
 _COMPARED = {"lock_options": "lock options", "key_rule": "arguments or key"}
-_HAS_NODES = " [lock_nodes="  # between the name of a task and the names of its nodes
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _CALLERS = ("celery.map", "celery.starmap")  # .chunks are calls of the latter
 _TOLD = ("active", "reserved")
@@ -46,7 +37,7 @@ def versions(case: Case) -> Iterator[Finding]:
     """Find running workers whose version of a task computes other keys, or differs."""
     differing: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     ours = {it.task.name: _described(it.task) for it in case.lock_tasks}
-    told = told_by_workers(case.app, "registered", *_COMPARED) if ours else {}
+    told = case.workers.told("registered", *_COMPARED) if ours else {}
     for worker, tasks in told.items():
         for text in tasks:
             name, _, described = text.partition(" [")
@@ -80,7 +71,7 @@ def nodes(case: Case) -> Iterator[Finding]:
     ours = frozenset(case.redlock.labels)
     differing: dict[frozenset[str], list[str]] = defaultdict(list)
     names = {it.task.name for it in case.lock_tasks}
-    for worker, told in _nodes_of_workers(case.app, names).items() if names else ():
+    for worker, told in case.workers.nodes(names).items() if names else ():
         for theirs in told - {ours}:
             differing[theirs].append(worker)
     for theirs, workers in sorted(differing.items(), key=lambda item: item[1]):
@@ -104,7 +95,7 @@ def called_by_others(case: Case) -> Iterator[Finding]:
     names = {it.task.name for it in case.lock_tasks}
     workers: dict[str, set[str]] = defaultdict(set)
     for what in _TOLD if names else ():
-        for worker, requests in told_by_workers(case.app, what).items():
+        for worker, requests in case.workers.told(what).items():
             for request in requests:
                 inner = _inner(request)
                 if inner in names:
@@ -131,7 +122,7 @@ def _inner(request: Any) -> str:
 def processes(case: Case) -> Iterator[Finding]:
     """Find limits that are higher than the number of tasks that workers run at once."""
     limited = [(it, most) for it in case.lock_tasks if (most := _limit_of(it)) > 1]
-    stats = told_by_workers(case.app, "stats") if limited else {}
+    stats = case.workers.told("stats") if limited else {}
     at_once = sum(map(_tasks_at_once, stats.values()))
     for it, most in limited:
         if stats and most > at_once:
@@ -159,53 +150,14 @@ def _tasks_at_once(stats: Mapping[str, Any]) -> int:
     return max(most, now)
 
 
-def workers_by_nodes(app: Celery, labels: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the names of the running workers that use these nodes, and of the others.
-
-    One without lock tasks, of an earlier version, or that does not answer within a
-    second is in neither list.
-    """
-    ours = {frozenset(labels)}
-    these: list[str] = []
-    others: list[str] = []
-    for worker, told in _nodes_of_workers(app).items():
-        (these if told == ours else others).append(worker)
-    return these, others
-
-
-def _nodes_of_workers(
-    app: Celery, names: Container[str] | None = None
-) -> dict[str, set[frozenset[str]]]:
-    """Return the lists of nodes that each running worker has for its lock tasks.
-
-    A worker tells the names of its nodes, which have no passwords: its answer goes over
-    the broker. Tasks with other names do not count.
-    """
-    told: dict[str, set[frozenset[str]]] = {}
-    replies = told_by_workers(app, "registered", "lock_nodes")
-    for worker, tasks in sorted(replies.items()):
-        for text in tasks:
-            name, has_nodes, labels = text.removesuffix("]").partition(_HAS_NODES)
-            if has_nodes and (names is None or name in names):
-                told.setdefault(worker, set()).add(frozenset(labels.split()))
-    return told
-
-
-def told_by_workers(app: Celery, what: str, *arguments: str) -> dict[str, Any]:
-    """Return the replies of the running workers to one of Celery's inquiries.
-
-    It takes five seconds at most. Without a broker there are none.
-    """
-    if is_in_memory(app):
-        return {}
-
-    def ask() -> dict[str, Any]:
-        with app.connection_for_write() as connection:
-            connection.ensure_connection(max_retries=1, interval_start=0)
-            inspect = app.control.inspect(connection=connection, timeout=_REPLY_WITHIN)
-            return answers_in(getattr(inspect, what)(*arguments))
-
-    try:
-        return answer_of(ask, within=_WITH_CONNECTION)
-    except broker_errors(app):  # without a broker, no worker can be asked
-        return {}
+@rule(skipped_at_start=True)
+def broker(case: Case) -> Iterator[Finding]:
+    """Find that the rules above could not ask. It is the last one of them."""
+    if silence := case.workers.silence:
+        yield Finding(
+            "broker",
+            NOTE,
+            f"The running workers could not be asked: {silence}. Whether their "
+            "versions, nodes and processes suit is not known.",
+            "Start the broker, or run the doctor where it can be reached.",
+        )

@@ -1,0 +1,97 @@
+"""Inquiries: running workers tell about themselves, over the broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.basics.text import MOST_TOLD, printable_line
+from celery_redlock.options.broker import (
+    answer_of,
+    answers_in,
+    broker_errors,
+    is_in_memory,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from celery import Celery
+
+_REPLY_WITHIN = 1.0  # seconds
+_WITH_CONNECTION = 5.0  # seconds: one that hangs must not stop the doctor
+_HAS_NODES = " [lock_nodes="  # between the name of a task and the names of its nodes
+
+
+class Workers:
+    """The running workers of an app.
+
+    A broker that does not answer is asked once: each later inquiry gets no replies at
+    once.
+
+    Args:
+        app: The Celery app; None if there is none. Then there are no workers.
+
+    Attributes:
+        silence: Why the broker could not be asked, a clause; ``""`` if it could, or if
+            it was not asked.
+    """
+
+    def __init__(self, app: Celery | None) -> None:
+        self._app = app
+        self.silence = ""
+
+    def told(self, what: str, *arguments: str) -> dict[str, Any]:
+        """Return the workers' replies to one of Celery's inquiries, by their names.
+
+        It takes a second, or five if the broker hangs.
+        """
+        app = self._app
+        if app is None or self.silence or is_in_memory(app):
+            return {}
+
+        def ask() -> dict[str, Any]:
+            with app.connection_for_write() as connection:
+                connection.ensure_connection(max_retries=1, interval_start=0)
+                inspect = app.control.inspect(
+                    connection=connection, timeout=_REPLY_WITHIN
+                )
+                return answers_in(getattr(inspect, what)(*arguments))
+
+        try:
+            return answer_of(ask, within=_WITH_CONNECTION)
+        except broker_errors(app) as error:
+            reason = printable_line(str(error), MOST_TOLD).rstrip(".")
+            self.silence = f"the broker did not answer ({reason})"
+            return {}
+
+    def nodes(
+        self, names: Container[str] | None = None
+    ) -> dict[str, set[frozenset[str]]]:
+        """Return the lists of nodes that each worker has for its lock tasks.
+
+        A worker tells the names of its nodes, which have no passwords: its answer goes
+        over the broker.
+
+        Args:
+            names: The names of the tasks that count; None for all.
+        """
+        told: dict[str, set[frozenset[str]]] = {}
+        for worker, tasks in sorted(self.told("registered", "lock_nodes").items()):
+            for text in tasks:
+                name, has_nodes, labels = text.removesuffix("]").partition(_HAS_NODES)
+                if has_nodes and (names is None or name in names):
+                    told.setdefault(worker, set()).add(frozenset(labels.split()))
+        return told
+
+    def by_nodes(self, labels: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the names of the workers that use these nodes, and of the others.
+
+        One without lock tasks, of an earlier version, or that does not answer within a
+        second is in neither list.
+        """
+        ours = {frozenset(labels)}
+        these: list[str] = []
+        others: list[str] = []
+        for worker, told in self.nodes().items():
+            (these if told == ours else others).append(worker)
+        return these, others
