@@ -41,6 +41,7 @@ from tests.contrib.ledgers import (
     closing_connections,
 )
 from tests.contrib.storages import default_database, use_django
+from tests.harness.standby import held_commits, hold_commits, let_commits_go
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
@@ -609,19 +610,19 @@ def test_commit_that_the_server_still_finishes_is_waited_for(
         lost.append(connection)
         return name
 
-    def waits(condition: str) -> bool:
-        asked = f"SELECT count(*) FROM pg_stat_activity WHERE {condition}"  # noqa: S608
-        return server.execute(asked).fetchone() != (0,)
+    def is_waited_for() -> bool:
+        asked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        return server.execute(asked).fetchone() is not None
 
     def finish() -> None:
         """Lose the connection in its commit; end it when another one waits for it."""
-        until(lambda: waits("wait_event = 'SyncRep'"))
+        until(lambda: held_commits(server))
         with socket.socket(fileno=os.dup(lost[0].fileno())) as its_socket:
             its_socket.shutdown(socket.SHUT_RDWR)
-        until(lambda: waits("wait_event_type = 'Lock'") or has_ended.is_set())
-        set_standby(server, "")
+        until(lambda: is_waited_for() or has_ended.is_set())
+        let_commits_go(server)
 
-    set_standby(server, "absent")
+    hold_commits(server)
     has_ended = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         finished = pool.submit(finish)
@@ -634,14 +635,6 @@ def test_commit_that_the_server_still_finishes_is_waited_for(
 
     assert (run.stored, run.result) == (states.SUCCESS, name)
     assert ledger.count(name) == 1
-
-
-def set_standby(server: psycopg.Connection, name: str) -> None:
-    """Let commits that wait for the disk wait for this standby."""
-    server.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
-    server.execute("SELECT pg_reload_conf()")
-    shown = "SHOW synchronous_standby_names"
-    until(lambda: server.execute(shown).fetchone() == (name,))
 
 
 def test_connection_that_dies_in_the_body_rolls_back(

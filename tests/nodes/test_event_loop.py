@@ -297,7 +297,7 @@ def test_steps_of_a_lock_do_not_keep_their_caller(redlock: Redlock, key: str) ->
             pass
 
     def waiting() -> list[Any]:
-        found = [one for one in gc.get_objects() if isinstance(one, CoroutineType)]
+        found = [one for one in gc.get_objects() if type(one) is CoroutineType]
         return [one for one in found if one.__qualname__ == "Hold.aacquire"]
 
     async def step() -> None:

@@ -15,6 +15,7 @@ from celery_redlock.operations.doctor import diagnose
 from celery_redlock.stores.connection import StoreError
 from celery_redlock.stores.postgresql import PostgreSQL as Store
 from celery_redlock.wire.quorum import VoteKind
+from tests.harness.standby import hold_commits
 from tests.harness.store_nodes import postgresql
 from tests.harness.waiting import until
 from tests.stores.cluster import Primary, Standby
@@ -170,10 +171,7 @@ def test_grant_waits_for_the_synchronous_standby(
         redlock.initialize()
     with psycopg.connect(primary.store_url, autocommit=True) as connection:
         connection.execute(f"ALTER ROLE redlock SET synchronous_commit = {commits}")
-        connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
-        connection.execute("SELECT pg_reload_conf()")
-        shown = "SHOW synchronous_standby_names"
-        until(lambda: connection.execute(shown).fetchone() == ("absent",))
+        hold_commits(connection)
 
         with (
             closing(service(primary, **SHORT)) as redlock,

@@ -20,6 +20,7 @@ from celery_redlock.settings import Settings
 from celery_redlock.stores.postgresql import PostgreSQL as Store
 from tests.cli.project import Project
 from tests.conftest import with_long
+from tests.harness.standby import held_commits, hold_commits, let_commits_go
 from tests.harness.store_nodes import StoreNodes
 from tests.harness.waiting import until
 
@@ -100,18 +101,15 @@ def test_commit_that_waits_for_a_standby_is_no_vote(
 ) -> None:
     """No grant returns from there. What the tools have tried is not left waiting."""
     project.redlock("init", "--yes")
-    server.execute("ALTER SYSTEM SET synchronous_standby_names TO '*'")
-    server.execute("SELECT pg_reload_conf()")
+    hold_commits(server)
     try:
-        until(lambda: shown(server, "synchronous_standby_names") == "*")
         doctor = project.redlock("doctor", "--json")
         waited = project.redlock("doctor", "--wait", "0")
-        until(lambda: not waiting_commits(server))
+        until(lambda: not held_commits(server))
         explained = project.redlock("explain", "proj.send_invoice", "--args", "[1]")
-        until(lambda: not waiting_commits(server))
+        until(lambda: not held_commits(server))
     finally:
-        server.execute("ALTER SYSTEM RESET synchronous_standby_names")
-        server.execute("SELECT pg_reload_conf()")
+        let_commits_go(server)
 
     found = {one["code"]: one for one in doctor.document["findings"]}
     assert "has not finished a write within 1 s" in found["refused-writes"]["fact"]
@@ -124,30 +122,15 @@ def test_init_waits_for_no_standby_for_ever(
     project: Project, server: psycopg.Connection
 ) -> None:
     """The commit of the table does not return: an error says so."""
-    server.execute("ALTER SYSTEM SET synchronous_standby_names TO '*'")
-    server.execute("SELECT pg_reload_conf()")
+    hold_commits(server)
     try:
-        until(lambda: shown(server, "synchronous_standby_names") == "*")
         run = project.redlock("init", "--yes")
     finally:
-        server.execute("ALTER SYSTEM RESET synchronous_standby_names")
-        server.execute("SELECT pg_reload_conf()")
+        let_commits_go(server)
 
     assert run.code == 1
     assert "did not answer within 1 s" in run.err
     until(lambda: project.redlock("init", "--yes").code == 0)
-
-
-def shown(server: psycopg.Connection, setting: str) -> str:
-    """Return a setting of the server."""
-    (value,) = server.execute("SELECT current_setting(%s)", (setting,)).fetchone() or ()
-    return str(value)
-
-
-def waiting_commits(server: psycopg.Connection) -> set[int]:
-    """Return the processes of the sessions that wait for a standby."""
-    query = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-    return {pid for (pid,) in server.execute(query)}
 
 
 def test_locks_are_listed_shown_and_released(project: Project) -> None:
