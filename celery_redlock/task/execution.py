@@ -281,6 +281,7 @@ class Execution(TaskLock):
         self._deciding = threading.Lock()
         self._decision: LossDecision | None = None  # the lock is lost
         self._is_kept = False  # until Celery has stored RETRY
+        self._dead: str | None = None  # the token of a killed process before this one
 
     @property
     def has_ended(self) -> bool:
@@ -473,6 +474,8 @@ class Execution(TaskLock):
         """Ask ``on_conflict``: seconds to try again, or None to run unlocked."""
         call = self.call
         if _is_copy(call, held):
+            if self._takes_over(held.holder):
+                return 0.0
             # Not waited for here: Celery stores the result after the lock is released,
             # and this copy would be woken, and run, between the two.
             self._patience = 0.0
@@ -495,6 +498,32 @@ class Execution(TaskLock):
         wait: float | None = decision.perform(decided)
         self._waited += wait or 0.0
         return wait
+
+    def _takes_over(self, holder: Holder | None) -> bool:
+        """Release the lock of a killed process that had this very message before.
+
+        billiard sends a message to another process if the first one was killed before
+        the pool has read that it began (`Pool.on_partial_read`): at two deaths at once.
+        The worker's main process learns nothing of that, and it minted their one base.
+        """
+        minted = self.call.header.base
+        if holder is None or minted is None or holder.base != minted:
+            return False
+        if holder.token == self._dead:  # it was released, and nodes still have it
+            return False
+        drop_if_finished(self.call)
+        self._dead = holder.token
+        at_once = tuple(limit for limit in self._limits if not limit.period)
+        ask = self.redlock.release_request(self.key, holder.token, at_once)
+        self.redlock.transport.ask(ask)
+        log.warning(
+            "%s was given to another process, and begins again there. Released its "
+            "lock: process %d is gone.",
+            self.call,
+            holder.pid,
+            extra=self.call.log_fields("lock-released", fence=holder.fence),
+        )
+        return True
 
     def _when_unreachable(self, unreachable: QuorumUnreachable) -> float | None:
         """Ask ``on_backend_error``: seconds to try again, or None to run unlocked."""

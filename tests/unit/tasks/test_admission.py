@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,9 @@ from celery.exceptions import TaskRevokedError
 from celery_redlock import DuplicateTask, LockContended, QuorumUnreachable
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.limits import Limit, with_copies
 from celery_redlock.task.call import Call
+from celery_redlock.task.header import mint
 from celery_redlock.testing import FakeClock, SignalRecorder
 from tests.unit.lock.support import put
 from tests.unit.support import CONFLICT
@@ -219,6 +222,24 @@ def test_copy_of_a_running_call_is_republished_and_leaves_the_result_alone(
     assert headers["redlock"] == known
     assert headers["expires"] is None
     assert worker.nodes.clock.monotonic() == began
+
+
+@pytest.mark.parametrize("most", [0, 2], ids=["lock", "limit"])
+def test_message_that_a_pool_gives_to_another_process_takes_the_lock_over(
+    worker: Worker, caplog: pytest.LogCaptureFixture, most: int
+) -> None:
+    """The first one was killed in the body, and the pool had not read that it began."""
+    task = worker.leased_job(**({"limit": most} if most else {}))
+    limits = with_copies((Limit(KEY, most),), worker.call_id) if most else ()
+    message: dict[str, Any] = {}
+    holder = Holder.here(task="job", task_id=worker.call_id)
+    worker.rival.acquire(KEY, base=mint(message), holder=holder, limits=limits)
+
+    run = worker.run(task, 42, id=worker.call_id, redlock=message["redlock"])
+
+    assert (run.stored, run.result, worker.published) == (states.SUCCESS, True, [])
+    assert f"process {os.getpid()} is gone" in caplog.text
+    assert worker.rival.acquire(KEY, limits=limits).is_valid()  # nothing is left
 
 
 @pytest.mark.parametrize("is_stored", [True, False], ids=["ran", "killed"])
