@@ -678,6 +678,20 @@ BUGS = (
     ),
     # -- locks that are left ---------------------------------------------------------
     Bug(
+        name="message-given-to-another-process",
+        effect=Effect.LEFT,
+        text="Several children were killed at once. billiard gave the message of one "
+        "to another process, and told its request nothing. The lock stayed until its "
+        "ttl ended, and the call waited for itself.",
+        found_by=Finder.TESTS,
+        fixed_in="b141e06",
+        way=Guard(
+            "tests/unit/tasks/test_admission.py::test_message_that_a_pool_gives_to_"
+            "another_process_takes_the_lock_over"
+        ),
+        note="A test of killed children was red once in some hundred runs.",
+    ),
+    Bug(
         name="sweep-hides-a-commit",
         effect=Effect.LEFT,
         text="A store granted a lock, and then could not delete keys that had ended. "
