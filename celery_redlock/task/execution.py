@@ -521,7 +521,7 @@ class Execution(TaskLock):
             "lock: process %d is gone.",
             self.call,
             holder.pid,
-            extra=self.call.log_fields("lock-released", fence=holder.fence),
+            extra=self.call.log_fields("lock-released"),
         )
         return True
 
