@@ -342,6 +342,7 @@ class Redlock:
         finally:
             if queue:
                 queue.end(acquired=isinstance(outcome, Lease))
+            outcome = None  # an error that is raised leads to this frame: no cycle
 
     def _attempt(
         self, key: str, ttl: float, token: str, holder: Holder, choice: Choice | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -100,6 +102,27 @@ def test_retry_after_of_a_lock_that_never_ends_is_not_negative(site: Site) -> No
         site.redlock.acquire("k")
 
     assert caught.value.retry_after == 0
+
+
+def test_refusal_does_not_keep_the_caller(site: Site) -> None:
+    """Its error leads to all frames. In a cycle, only the collector would end them."""
+
+    class Owned:
+        """Something that a caller has."""
+
+    def is_refused() -> weakref.ref[Owned]:
+        owned = Owned()
+        with pytest.raises(LockHeld), site.lock():
+            pass
+        return weakref.ref(owned)
+
+    hold(site.nodes, 0, 1, 2)
+    gc.disable()
+    try:
+        owned = is_refused()
+        assert owned() is None
+    finally:
+        gc.enable()
 
 
 # -- contended -------------------------------------------------------------------------
