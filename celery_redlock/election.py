@@ -276,8 +276,9 @@ class Elector(OfOneProcess):
             )
             return self._begin_term(lease, began)
         except LockHeld as held:
-            # Try again when the lock ends, if that is sooner.
-            self.pause = min(self.pause, max(held.retry_after or 0.0, _SHORTEST_PAUSE))
+            if held.retry_after is not None:  # try again when it ends
+                left = max(held.retry_after, _SHORTEST_PAUSE)
+                self.pause = min(self.pause, left)
             self._log_leader(held.holder)
         except LockContended:
             self.pause = jittered(_LONGEST_SPLIT, _SHORTEST_PAUSE / _LONGEST_SPLIT)

@@ -100,7 +100,8 @@ class LockHeld(LockUnavailable):
         holder: The other holder (``celery_redlock.Holder``); where the key has a
             limit, one of them.
         retry_after: Seconds until the lock expires, unless its holder renews it; where
-            starts are limited, until the next one is possible.
+            starts are limited, until the next one is possible. ``None`` where the
+            nodes have not told it, or the lock never expires.
         limit: The limit that is reached (``locks.permits.Limit``), if the key has one.
         due: Where starts are limited, the seconds until each of the permits is free,
             soonest first.

@@ -9,6 +9,7 @@ import click
 
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.cli.output.format import (
+    finite,
     holder_document,
     keys_text,
     limit_lines,
@@ -117,4 +118,6 @@ def _step(step: Step) -> dict[str, Any]:
 
 
 def _job(job: ExistingJob | None) -> dict[str, Any] | None:
-    return {**holder_document(job.holder), "ttl_left": job.left} if job else None
+    if job is None:
+        return None
+    return {**holder_document(job.holder), "ttl_left": finite(job.left)}

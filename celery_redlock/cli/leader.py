@@ -8,7 +8,7 @@ import click
 
 from celery_redlock.basics.text import on_nodes
 from celery_redlock.beat import election_key
-from celery_redlock.cli.output.format import doubt_lines, holder_document
+from celery_redlock.cli.output.format import doubt_lines, finite, holder_document
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
 from celery_redlock.operations.inspect import status_of
 from celery_redlock.operations.words import duration, since
@@ -58,7 +58,7 @@ def _document(found: Leadership, status: LockStatus) -> dict[str, Any]:
     leader = None
     if found.leader is not None:
         leader = {**_candidate(found.leader), "term": found.leader.fence}
-        leader |= {"votes": found.lock.votes, "ends_in": found.lock.ttl_left}
+        leader |= {"votes": found.lock.votes, "ends_in": finite(found.lock.ttl_left)}
     return {
         "key": found.lock.key,
         "leader": leader,

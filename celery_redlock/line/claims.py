@@ -29,16 +29,17 @@ only the publisher that failed gets an error.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from celery_redlock.basics.timing import seconds_text
 from celery_redlock.errors import LockContended, LockHeld
 from celery_redlock.locks.failure import (
     delay_after,
+    ends_in,
     failure_of,
-    ttl_left,
+    for_how_long,
     unreachable,
 )
 from celery_redlock.locks.lease import Holder, together_lines
@@ -96,7 +97,7 @@ class ExistingJob:
         latest = max(map(_phase_in, named), key=_IN_TURN.index)
         values = Counter(value for value in named if _phase_in(value) == latest)
         (value, _), *_ = values.most_common(1)
-        return cls(key, Holder.parse(value), latest, ttl_left(ballot), ballot)
+        return cls(key, Holder.parse(value), latest, ends_in(ballot), ballot)
 
     @property
     def held_key(self) -> str:
@@ -115,7 +116,7 @@ class ExistingJob:
             held_key=self.held_key,
             holder=self.holder,
             ballot=self.ballot,
-            retry_after=self.left,
+            retry_after=None if self.left == math.inf else self.left,
         )
 
     def __str__(self) -> str:
@@ -128,8 +129,7 @@ class ExistingJob:
             what = f"The key {shown(self.held_key)} is held by"
         source = f", as {votes} of {nodes} nodes say" if nodes > 1 else ""
         until = "at most" if self.phase in _PHASES else "unless renewed"
-        left = seconds_text(self.left)
-        return f"{what} {name}, for {left} more {until}{source}."
+        return f"{what} {name}, {for_how_long(self.left, until)}{source}."
 
 
 class Claims:

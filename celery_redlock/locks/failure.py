@@ -137,21 +137,22 @@ def unreachable(
     )
 
 
-def ttl_left(ballot: Ballot, votes: Sequence[Vote] | None = None) -> float:
+def ends_in(ballot: Ballot, votes: Sequence[Vote] | None = None) -> float:
     """Return the seconds until a majority no longer names the top taker.
 
-    A majority must name it now. 0 for a lock that does not end. The votes are those
-    that name it, by default for any key.
+    A majority must name it now. Infinity for a lock that does not end. The votes are
+    those that name it, by default for any key.
     """
-    left = ends_in(ballot, votes)
-    return 0.0 if left == math.inf else left
-
-
-def ends_in(ballot: Ballot, votes: Sequence[Vote] | None = None) -> float:
-    """Return the same as ``ttl_left``, but infinity for a lock that does not end."""
     votes = ballot.top_votes() if votes is None else votes
     left = sorted(math.inf if vote.number < 0 else vote.number for vote in votes)
     return left[len(left) - ballot.quorum] / _MS
+
+
+def for_how_long(left: float, limit: str = "unless renewed") -> str:
+    """Return for how long a lock is still held, as a clause; ``limit`` ends it."""
+    if left == math.inf:
+        return "for ever: it has no ttl"
+    return f"for {seconds_text(left)} more {limit}"
 
 
 def delay_after(
@@ -170,20 +171,21 @@ def delay_after(
 
 def _held(key: str, ballot: Ballot) -> LockHeld:
     _, votes = ballot.top_taker
-    holder, left = Holder.parse(ballot.holder_value()), ttl_left(ballot)
+    holder, left = Holder.parse(ballot.holder_value()), ends_in(ballot)
     keys = keys_of(key)
     held_key = keys[ballot.top_place]
+    remedy = f" Only `{COMMAND} release` ends it." if left == math.inf else ""
     ours = f" You hold none of {shown(key)}." if keys[1:] else ""
     nodes = len(ballot.labels)
     source = f", as {votes} of {nodes} nodes say," if nodes > 1 else ""
     return LockHeld(
-        f"The lock {held_key!r} is held by {holder}{source} for {seconds_text(left)} "
-        f"more unless renewed.{ours}",
+        f"The lock {held_key!r} is held by {holder}{source} {for_how_long(left)}."
+        f"{remedy}{ours}",
         key=key,
         held_key=held_key,
         ballot=ballot,
         holder=holder,
-        retry_after=left,
+        retry_after=None if left == math.inf else left,
     )
 
 
@@ -206,7 +208,8 @@ def _full(key: str, ballot: Ballot, occupancy: Occupancy, limits: Limits) -> Loc
             f"{seconds_text(retry_after)}"
         )
     else:
-        retry_after = ttl_left(ballot, named) if is_told else None
+        left = ends_in(ballot, named) if is_told else math.inf
+        retry_after = None if left == math.inf else left
         fact = (
             f"A copy of the call {limit.key} runs: {holder or 'another client'}"
             if limit.is_call

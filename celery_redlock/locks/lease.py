@@ -271,7 +271,7 @@ class Inspection:
         holder: The holder on a majority of the nodes, or None.
         votes: How many nodes name the token that most of them name.
         ttl_left: Seconds until the lock expires on a majority, unless its holder
-            renews it; 0 where there is no holder.
+            renews it; infinity for one that never expires; 0 where there is no holder.
         ballot: The votes of the nodes.
     """
 

@@ -40,8 +40,8 @@ from celery_redlock.errors import (
 from celery_redlock.locks.extension import Extension
 from celery_redlock.locks.failure import (
     delay_after,
+    ends_in,
     failure_of,
-    ttl_left,
     unreachable,
 )
 from celery_redlock.locks.fence import raise_fence
@@ -665,7 +665,7 @@ class Redlock:
             key=key,
             holder=Holder.parse(ballot.holder_value()) if held else None,
             votes=votes,
-            ttl_left=ttl_left(ballot) if held else 0.0,
+            ttl_left=ends_in(ballot) if held else 0.0,
             ballot=ballot,
         )
 

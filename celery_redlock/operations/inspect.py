@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from celery_redlock.basics.resp import DOES_NOT_KNOW, ErrorReply
 from celery_redlock.basics.text import MOST_TOLD, fields_of, number_in, printable_line
 from celery_redlock.basics.timing import seconds_text
-from celery_redlock.locks.failure import ends_in
 from celery_redlock.locks.lease import Holder, new_base
 from celery_redlock.members.view import CLOSED, JOINED, View, refusal
 from celery_redlock.operations.acl import denied_command, try_commands
@@ -193,8 +192,7 @@ class LockStatus:
     @property
     def ttl_left(self) -> float:
         """Seconds until the lock expires on a majority; infinity: never; 0: unheld."""
-        ballot = self.seen.ballot
-        return ends_in(ballot) if self.seen.holder else 0.0
+        return self.seen.ttl_left
 
 
 @dataclass(frozen=True, slots=True)

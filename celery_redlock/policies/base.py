@@ -91,7 +91,8 @@ class Conflict(Situation):
         kwargs: The call's keyword arguments. They may be private, too.
         holder: The other call; where the key has a limit, one of them.
         retry_after: Seconds until the lock ends if the holder does not renew it; where
-            starts are limited, until the next one is possible.
+            starts are limited, until the next one is possible. ``None`` where the nodes
+            have not told it, or the lock never ends.
         due: Where starts are limited: in how many seconds each of the permits is free,
             the soonest first.
         place: The place of the call in the backlog of ``held_key``, if the task has

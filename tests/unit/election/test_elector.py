@@ -186,6 +186,17 @@ def test_leader_that_lost_its_lock_stops_at_once(candidates: list[Candidate]) ->
     assert first.events[-1] == ("lost", term.number)
 
 
+def test_standby_looks_seldom_at_a_lock_that_never_ends(nodes: FakeNodes) -> None:
+    """Another program made the key, without a ttl."""
+    candidate = Candidate(nodes)
+    for node in nodes.nodes:
+        node.memory.redis.set(candidate._redlock.keys.lock(KEY).encode(), b"theirs")  # noqa: SLF001
+
+    assert candidate.campaign() is None
+
+    assert candidate.pause == 0.5
+
+
 # -- nodes that are away -------------------------------------------------------------
 
 

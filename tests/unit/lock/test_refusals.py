@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.errors import LockContended, LockHeld, QuorumUnreachable
 from celery_redlock.locks.failure import delay_after, failure_of
 from celery_redlock.locks.lease import Holder, new_base
@@ -93,7 +95,7 @@ def test_retry_after_is_when_no_majority_names_the_holder(
     assert caught.value.retry_after == retry_after
 
 
-def test_retry_after_of_a_lock_that_never_ends_is_not_negative(site: Site) -> None:
+def test_lock_that_never_ends_is_said_to_be_one(site: Site) -> None:
     """Nodes give -1 for a key without ttl, which another program made."""
     for node in site.nodes.nodes:
         node.memory.redis.set(b"redlock:lock:k", b"theirs")
@@ -101,7 +103,12 @@ def test_retry_after_of_a_lock_that_never_ends_is_not_negative(site: Site) -> No
     with pytest.raises(LockHeld) as caught:
         site.redlock.acquire("k")
 
-    assert caught.value.retry_after == 0
+    assert caught.value.retry_after is None
+    assert str(caught.value).endswith(
+        f", as 5 of 5 nodes say, for ever: it has no ttl. Only `{COMMAND} release` "
+        "ends it."
+    )
+    assert site.redlock.inspect("k").ttl_left == math.inf
 
 
 def test_refusal_does_not_keep_the_caller(site: Site) -> None:
