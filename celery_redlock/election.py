@@ -186,6 +186,9 @@ class Elector(OfOneProcess):
         self.notice_fork()
         self._standbys.withdraw()
         term = self.term
+        if term and term.lease.state is LeaseState.HELD and not term.is_valid():
+            self._lose(term, "its validity has ended")
+        term = self.term
         if term is not None:
             self._redlock.release(term.lease)
             self.term = None  # now: an interrupted release is repeated
@@ -214,23 +217,26 @@ class Elector(OfOneProcess):
             return False
         if now - self._renewed_at < self.ttl * _TOO_EARLY:
             return True
-        extension = self._redlock.extension(term.lease)
-        ballot = extension.request.ballot
-        timeout = self._redlock.timing.node_timeout
-        if extension.carry_through(timeout):
+        if self._redlock.extend(term.lease):
             self._renewed_at = now
             if self._logged is _NOT_RENEWED:
                 fields = log_fields("leader-renewed", election=self.key)
                 text = "The leadership of %r is renewed again."
                 log.info(text, self.key, extra=fields)
             self._logged = term
-        elif ballot.top_taker[1] >= ballot.quorum:
+            return True
+        # The last one: a renewal is repeated with a view that the nodes have told.
+        ballot, operator = term.lease.renewal_ballot, term.lease.released_by
+        reasons = ballot.reasons() if ballot else ""
+        if ballot and ballot.top_taker[1] >= ballot.quorum:
             self._lose(term, f"{Holder.parse(ballot.holder_value())} leads")
+        elif operator:
+            self._lose(term, f"its lock was released by {operator}")
         elif not term.is_valid():
-            self._lose(term, ballot.reasons() or "its validity has ended")
+            self._lose(term, reasons or "its validity has ended")
         else:
             self.pause = self.ttl * _RETRY_AT
-            self._log_failed_renewal(term, ballot.reasons())
+            self._log_failed_renewal(term, reasons)
         return self.term is not None
 
     def _log_failed_renewal(self, term: Term, reasons: str) -> None:
@@ -251,7 +257,7 @@ class Elector(OfOneProcess):
         self.term, self._logged = None, None
         self._entry = self._holder_info()
         log.warning(
-            "The leadership of %r is lost after %.0f s: %s. Standing by.",
+            "The leadership of %r is lost after %.0f s: %s.",
             self.key,
             lease.age(),
             reason,
@@ -268,6 +274,8 @@ class Elector(OfOneProcess):
 
     def _try_to_lead(self) -> Term | None:
         self.pause = min(_STANDBY_PAUSE, self.ttl * _RENEW_AT)
+        if self._may_hold:  # and would refuse this candidate, as if another one led
+            self._redlock.release_base(self.key, self._base)
         began = self._clock.monotonic()
         self._may_hold = True
         try:

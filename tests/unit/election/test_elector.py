@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from celery_redlock.election import Elector, Term
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.locks.lease import Holder
 from celery_redlock.records.standbys import leadership_of
+from celery_redlock.testing import force_release
 from tests.conftest import with_long
 from tests.interruptions import counts_places, interruptions
 from tests.unit.election.support import KEY, TTL, Candidate, run
@@ -186,6 +188,58 @@ def test_leader_that_lost_its_lock_stops_at_once(candidates: list[Candidate]) ->
     assert first.events[-1] == ("lost", term.number)
 
 
+def test_leader_with_an_old_view_names_who_leads(
+    candidates: list[Candidate], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The renewal is repeated with the view that the nodes have told."""
+    first, second, _ = candidates
+    term = first.campaign()
+    assert term is not None
+    first.nodes.nodes[0].memory.promote()
+    second._redlock.release_base(KEY, term.lease.token.partition(".")[0])  # noqa: SLF001
+    assert second.campaign()
+    first.clock.sleep(TTL / 3)
+    caplog.clear()
+
+    assert first.campaign() is None
+
+    lost, *_ = caplog.messages
+    assert re.fullmatch(r"The leadership of .* is lost after 5 s: .* leads\.", lost)
+    assert first.events[-1] == ("lost", term.number)
+
+
+def test_leader_says_which_operator_released_its_lock(
+    candidates: list[Candidate], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The operator did it for a reason, and may watch the log."""
+    first, *_ = candidates
+    first.campaign()
+    force_release(first._redlock, KEY)  # noqa: SLF001
+    first.clock.sleep(TTL / 3)
+    caplog.clear()
+
+    first.campaign()
+
+    assert "5 s: its lock was released by an operator, tester" in caplog.messages[0]
+
+
+def test_leader_that_resigns_too_late_has_lost_its_term(
+    candidates: list[Candidate], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was frozen until then, and another candidate leads."""
+    first, second, _ = candidates
+    term = first.campaign()
+    assert term is not None
+    run(TTL + 1, second)
+    caplog.clear()
+
+    first.resign()
+
+    assert first.events == [("elected", term.number), ("lost", term.number)]
+    assert [line for line in caplog.messages if "Resigned" in line] == []
+    assert second.leads
+
+
 def test_standby_looks_seldom_at_a_lock_that_never_ends(nodes: FakeNodes) -> None:
     """Another program made the key, without a ttl."""
     candidate = Candidate(nodes)
@@ -303,6 +357,25 @@ def test_campaign_that_is_interrupted_anywhere_leaves_no_lock(
         assert second.campaign(), f"a lock was left at place {place}"
         second.resign()
         clock.sleep(1)
+    assert place > 5  # six with CPython 3.13, and more before
+
+
+@counts_places
+@pytest.mark.parametrize("where", with_long(["election.py", "locks"], "locks"))
+def test_candidate_that_was_interrupted_anywhere_can_be_elected(
+    nodes: FakeNodes, where: str
+) -> None:
+    """It does not take its own lock, which has no term, for that of a leader."""
+    nodes.redlock()
+    place = 0
+    for interruption in interruptions(str(PACKAGE / where)):
+        place = interruption.at
+        candidate = Candidate(nodes.another_client())
+        with interruption:
+            candidate.campaign()
+
+        assert candidate.campaign(), f"it refused itself at place {place}"
+        candidate.resign()
     assert place > 5  # six with CPython 3.13, and more before
 
 
