@@ -784,7 +784,9 @@ class Broadcast(OfOneProcess):
         call.event = event
         self._queue.append(call)
         if not self._is_driven and not self._engage():
-            self._see_through(call)  # there can be no thread: this one is blocked
+            # There can be no thread: this one is blocked, and waits by another event.
+            self._see_through(call)
+            event.release()
 
     def wake(self) -> None:
         """Have the I/O thread send what is queued."""

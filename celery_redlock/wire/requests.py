@@ -399,8 +399,8 @@ class Transport(Protocol):
 
         Args:
             request: The request.
-            event: Its ``release`` is called once, in any thread, when the time of the
-                request is over.
+            event: Its ``release`` is called, in any thread, when the time of the
+                request is over. Sometimes it is called twice.
         """
 
     def wake(self) -> None:

@@ -10,7 +10,7 @@ import threading
 import weakref
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -758,6 +758,26 @@ def test_callers_are_told_though_no_thread_can_be_started(
 
     assert all(request.is_done() or request.ballot.pending for request in asked)
     assert len(commands(net.socks[0].sent)) == 6
+
+
+def test_coroutine_is_told_though_no_thread_can_be_started(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own thread waits for it, while another caller sends and reads."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    occupied = Occupied(net)
+    monkeypatch.setattr(process, "_thread", SimpleNamespace(start_new_thread=refuse))
+    told = threading.Event()
+    event = cast("Any", SimpleNamespace(release=told.set))
+    occupied.start(net.broadcast.begin, net.request("other"), event)
+    eventually(lambda: "event.acquire" in source_line_of(occupied.threads[1]))
+
+    occupied.leave()
+
+    assert told.is_set()
 
 
 def test_rest_of_an_interrupted_batch_is_sent_first(net: Net) -> None:
