@@ -140,6 +140,7 @@ class _Soon:
         transports, self.transports = self.transports, set()
         for transport in transports:
             transport.wake()
+        self.resolve()  # a time limit may have interrupted the last one at its start
 
     def resolve(self) -> None:
         """Let the coroutines that wait for them continue; in their loop."""
@@ -184,8 +185,11 @@ class _FutureEvent:
         soon = self._soon
         soon.futures.append(self._future)
         if not soon.is_scheduled:
-            soon.is_scheduled = True
             try:
+                soon.is_scheduled = True
                 self._loop.call_soon_threadsafe(soon.resolve)
             except RuntimeError:  # the loop is closed
                 soon.futures.clear()
+            except BaseException:  # an interruption: the next call schedules it
+                soon.is_scheduled = False
+                raise
