@@ -111,8 +111,9 @@ class Waiter:
     def _tell(self) -> None:
         with contextlib.suppress(RuntimeError):  # there is news already
             self._news.release()
-        if self._event is not None:
-            self._event.release()
+        event = self._event  # read once: the waiter may have just stopped to wait
+        if event is not None:
+            event.release()
 
     def request_look(self) -> None:
         """Have the waiter look at the lock for itself."""

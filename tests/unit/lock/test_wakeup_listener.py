@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from tests.interruptions import counts_places, interruptions
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
 TIMING = Timing(30.0, 60.0, 0.05, 1.0)
 INFO = b"run_id:1\r\nredis_version:7\r\nrole:master\r\n"
@@ -260,3 +262,27 @@ def test_wait_that_is_interrupted_anywhere_raises_the_interruption() -> None:
         waiter.wake(0, 5.0)
         waiter.listen(60.0)  # the news is there
         assert waiter.wakeups == {0: 5.0}
+
+
+def test_waiter_may_stop_to_wait_while_it_is_woken() -> None:
+    """Its event is gone then. The thread that wakes it goes on."""
+    waiter, event = Waiter("w"), threading.Lock()
+    event.acquire()
+    waiter.notify(event)
+
+    def stop_to_wait(frame: FrameType, what: str, arg: object) -> Any:
+        del arg
+        if what == "line" and frame.f_locals.get("self") is waiter:
+            code = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            if code.strip().endswith("event.release()"):
+                waiter.notify(None)
+        return stop_to_wait
+
+    before = sys.gettrace()
+    sys.settrace(stop_to_wait)
+    try:
+        waiter.wake(0, 5.0)
+    finally:
+        sys.settrace(before)
+
+    assert waiter.wakeups == {0: 5.0}
