@@ -26,6 +26,7 @@ import math
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.backoff import doubled, jittered
@@ -143,17 +144,22 @@ class KeyWatch:
 
     def _run(self) -> None:
         while not self._is_stopping:
-            self._step_or_log()
-        for wanted in [watch.wanted for watch in self._watches.values()]:
-            self._end(wanted, passes_on=True)
+            if not self._try(self._step):
+                self._clock.sleep(_PAUSE_AFTER_ERROR)
+        for wanted in list(self._watches):
+            self._try(partial(self._end, wanted, passes_on=True))
 
-    def _step_or_log(self) -> None:
+    def _try(self, work: Callable[[], None]) -> bool:
+        """Do a piece of work, or log its error; return whether it was done.
+
+        Calls wait for this thread. Their countdowns end their wait, too.
+        """
         try:
-            self._step()
+            work()
         except Exception:
-            # Calls wait for this thread. Their countdowns end their wait, too.
             log.exception("The watch of keys had an error and continues.")
-            self._clock.sleep(_PAUSE_AFTER_ERROR)
+            return False
+        return True
 
     def _step(self) -> None:
         """Look at the keys that are due, then wait for the next one."""

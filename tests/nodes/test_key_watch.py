@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.devnodes import DevNodes
     from celery_redlock.locks.redlock import Redlock
+    from celery_redlock.wire.pubsub import Waiter
 
 WITHIN = 20.0  # seconds
 NEVER = 600.0
@@ -267,6 +269,28 @@ def test_stop_leaves_the_wait_queues(
 
     until(lambda: not any(queued(shared_nodes, key)), WITHIN, what="empty queues")
     rival.release(lease)
+
+
+def test_watch_that_stops_leaves_all_queues_despite_an_error(
+    told: Told, redlock: Redlock, shared_nodes: DevNodes, key: str
+) -> None:
+    """A release would else wake a process that starts no call any more."""
+    names = [f"{key}:{number}" for number in range(3)]
+    for name in names:
+        told.watch.watch(Wanted(name), 1)
+    until(lambda: all(all(queued(shared_nodes, name)) for name in names), WITHIN)
+    assert redlock.listener is not None
+    remove, left = redlock.listener.remove_waiter, itertools.count()
+
+    def fail_once(waiter: Waiter) -> None:
+        remove(waiter)
+        if next(left) == 0:
+            raise ValueError("of a driver")
+
+    redlock.listener.remove_waiter = fail_once  # type: ignore[method-assign]
+    told.watch.stop()
+
+    until(lambda: sum(any(queued(shared_nodes, name)) for name in names) == 1, WITHIN)
 
 
 def test_watch_that_got_no_thread_tries_again(
