@@ -33,7 +33,12 @@ from typing import TYPE_CHECKING
 from celery_redlock.basics.callbacks import call_safely
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
-from celery_redlock.basics.process import Background, OfOneProcess, ThreadRun
+from celery_redlock.basics.process import (
+    Background,
+    OfOneProcess,
+    ThreadRun,
+    is_ending,
+)
 from celery_redlock.basics.timing import seconds_text
 from celery_redlock.locks.lease import LeaseState
 from celery_redlock.locks.renewal_schedule import RenewalSchedule, WakeupQueue, Watch
@@ -121,7 +126,8 @@ class Watchdog(OfOneProcess):
         self._watched[lease.token] = watch
         self._is_used = True
         self._wakeups.put(watch)
-        self.start()
+        if not self.start() and not is_ending():
+            self._log_failure(lease, "no further thread can start")
 
     def forget(self, lease: Lease) -> bool:
         """Take the lease out of renewal.
@@ -202,12 +208,11 @@ class Watchdog(OfOneProcess):
                 self._wakeups.wake()
             self.start()
 
-    def start(self) -> None:
-        """Start the thread, if it is not running and there can be one."""
+    def start(self) -> bool:
+        """Start the thread, unless it runs. Return False if there can be none."""
         if self.pid != os.getpid():
             self.notice_fork()
-        if not self._background.has_begun:
-            self._background.ensure()
+        return self._background.has_begun or self._background.ensure()
 
     @property
     def is_running(self) -> bool:

@@ -38,8 +38,9 @@ class Stepped(Watchdog):
         super().__init__(redlock)
         self.redlock = redlock
 
-    def start(self) -> None:
+    def start(self) -> bool:
         """Start nothing: the test makes the steps."""
+        return True
 
     def run_for(self, clock: FakeClock, seconds: float) -> None:
         """Do what the thread does in this many seconds."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock.basics import process
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.locks import renewal_schedule as schedule
 from celery_redlock.locks.lease import LeaseState
@@ -91,6 +94,32 @@ def test_thread_announces_a_loss(live: Live) -> None:
     wait(event)
 
     assert names == ["redlock-watchdog"]
+
+
+def test_lock_that_no_thread_renews_is_logged(
+    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its end comes without a notice. The next lease tries to start the thread."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    event = threading.Event()
+    first, second = (live.redlock.acquire(key) for key in ("k", "other"))
+    with monkeypatch.context() as no_thread:
+        no_thread.setattr(process, "_thread", SimpleNamespace(start_new_thread=refuse))
+        live.watchdog.watch(
+            first, on_renewed=lambda *_: event.set(), renew_every=RENEW_EVERY
+        )
+
+    (line,) = caplog.messages
+    assert re.fullmatch(
+        r"The lock 'k' \(fence \d+\) could not be renewed: no further thread can "
+        r"start\. It is valid for 59\.\d s more\.",
+        line,
+    )
+    live.watchdog.watch(second)
+    wait(event)
 
 
 def test_thread_that_was_stopped_can_be_started_again(live: Live) -> None:
