@@ -103,5 +103,5 @@ def records_in(replies: Iterable[Any]) -> list[ForcedRelease]:
         for reply in lists
         if (reply[0] in (FREE, TAKEN) and len(reply) % 2 == 0)
     ]
-    texts = [record.decode(errors="replace") for record in records]
+    texts = [one.decode(errors="replace") for one in records if type(one) is bytes]
     return [ForcedRelease.parse(text) for text in texts]

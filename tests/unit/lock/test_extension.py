@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.locks.forced_release import ForcedRelease
+from celery_redlock.locks.forced_release import ForcedRelease, records_in
 from celery_redlock.locks.lease import LeaseState
 from celery_redlock.records.forced_releases import forced_releases
-from celery_redlock.scripts import FORCE_RELEASE
+from celery_redlock.scripts import FORCE_RELEASE, FREE, TAKEN
 from tests.unit.lock.support import (
     STRIPE_OF_K,
     VALIDITY,
@@ -471,6 +471,11 @@ def test_one_node_with_the_record_tells_the_holder(site: Site, lease: Lease) -> 
 
     assert not site.redlock.extend(lease)
     assert lease.released_by
+
+
+def test_record_that_is_none_is_no_release() -> None:
+    """A wrong server replies so. The renewals of other leases must go on."""
+    assert records_in([[FREE, 7], [TAKEN, b"theirs", 1000, []]]) == []
 
 
 def test_release_on_a_minority_is_undone_by_a_live_holder(site: Site) -> None:
