@@ -3,7 +3,8 @@
 -- A permit that is kept after its run has begun by then, and is kept for the longest period
 -- in its value: see _kept in locks/redlock.py. Values of others are left alone.
 if taken then -- most locks are free, and pay for no more
-  local max_ttl_ms = math.ceil(1000 * string.match(view, '^format 4, max_ttl (%S+) s'))
+  local max_ttl_s = string.match(view, '^format 4, max_ttl (%S+) s')
+  local max_ttl_ms = math.ceil(1000 * tonumber(max_ttl_s))
   local START_WITHIN_MS, DRIFT = 10000, 1.02
 
   local function longest_ms(value)

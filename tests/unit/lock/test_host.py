@@ -155,9 +155,8 @@ def test_all_commands_of_the_scripts_are_known() -> None:
     assert used == known
 
 
-@pytest.mark.long
-def test_numbers_have_a_point_where_the_process_has_a_comma(tmp_path: Path) -> None:
-    """Lua reads numbers by the locale of the process. A server has a point."""
+def run_with_comma(tmp_path: Path, program: str) -> str:
+    """Run a program in a process whose numbers have a comma; return what it prints."""
     localedef = shutil.which("localedef")
     made = tmp_path / "de_DE.UTF-8"
     if localedef:
@@ -168,25 +167,44 @@ def test_numbers_have_a_point_where_the_process_has_a_comma(tmp_path: Path) -> N
         )
     if not (made / "LC_NUMERIC").exists():
         pytest.skip("localedef, or its source of the locale de_DE, is not installed")
-    program = """
-import locale
-from celery_redlock.scripts import host
-from celery_redlock.scripts import Script
-from celery_redlock.testing.memory_node import MemoryNode
-locale.setlocale(locale.LC_NUMERIC, "de_DE.UTF-8")
-half = Script("half", "return tostring(tonumber(ARGV[1]) * 2 == 3)")
-print(locale.localeconv()["decimal_point"], MemoryNode().execute(half, [], ["1.5"]))
-"""
-
-    printed = subprocess.run(  # noqa: S603  (our own program)
-        [sys.executable, "-c", program],
+    head = 'import locale\nlocale.setlocale(locale.LC_NUMERIC, "de_DE.UTF-8")\n'
+    return subprocess.run(  # noqa: S603  (our own program)
+        [sys.executable, "-c", head + program],
         env={**os.environ, "LOCPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
     ).stdout
 
-    assert printed == ", b'true'\n"
+
+@pytest.mark.long
+def test_numbers_have_a_point_where_the_process_has_a_comma(tmp_path: Path) -> None:
+    """Lua reads numbers by the locale of the process. A server has a point."""
+    program = """
+from celery_redlock.scripts import Script
+from celery_redlock.testing.memory_node import MemoryNode
+half = Script("half", "return tostring(tonumber(ARGV[1]) * 2 == 3)")
+print(locale.localeconv()["decimal_point"], MemoryNode().execute(half, [], ["1.5"]))
+"""
+
+    assert run_with_comma(tmp_path, program) == ", b'true'\n"
+
+
+@pytest.mark.long
+def test_lock_is_held_where_the_process_has_a_comma(tmp_path: Path) -> None:
+    """The max_ttl of the nodes may be no whole number of seconds."""
+    program = """
+from celery_redlock.errors import LockHeld
+from celery_redlock.testing import FakeNodes
+nodes = FakeNodes(3)
+nodes.redlock(ttl=2.0, max_ttl=2.5).acquire("k")
+try:
+    nodes.another_client().redlock(ttl=2.0, max_ttl=2.5).acquire("k")
+except LockHeld:
+    print("held")
+"""
+
+    assert run_with_comma(tmp_path, program) == "held\n"
 
 
 @pytest.mark.parametrize(
