@@ -38,7 +38,6 @@ for distributed file cache consistency", SOSP 1989, for the trust in a local dea
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.backoff import jittered
@@ -78,22 +77,23 @@ class Term:
         lease: The lock of the leader.
     """
 
-    __slots__ = ("_pid", "lease", "number", "since")
+    __slots__ = ("lease", "number", "since")
 
     def __init__(self, lease: Lease, since: float) -> None:
         self.lease = lease
         self.number = lease.fence
         self.since = since
-        self._pid = os.getpid()
 
     def remaining(self) -> float:
         """Return the seconds for which the term is valid without a renewal."""
-        # A forked child has a copy of the object, but the term is its parent's.
-        return self.lease.remaining() if self._pid == os.getpid() else 0.0
+        return self.lease.remaining()
 
     def is_valid(self) -> bool:
-        """Tell whether no other candidate can lead now. Asks no node."""
-        return self.remaining() > 0
+        """Tell whether no other candidate can lead now. Asks no node.
+
+        It is never valid in a forked child: the term is its parent's.
+        """
+        return self.lease.is_valid()
 
     @property
     def was_lost(self) -> bool:

@@ -26,7 +26,12 @@ class NodeLog:
     """
 
     __slots__ = (
-        *("_clock", "_label", "_late", "_lost", "_lost_because", "_unfit_because"),
+        "_clock",
+        "_label",
+        "_late",
+        "_lost",
+        "_lost_because",
+        "_unfit_because",
     )
 
     def __init__(self, label: str, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -77,7 +77,6 @@ class StoreConnection:
     """
 
     sent_scripts: set[str] | None = None
-    database, user = 0, ""
 
     def __init__(self, store: Store) -> None:
         self._store = store
