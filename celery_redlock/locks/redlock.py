@@ -519,8 +519,8 @@ class Redlock:
             lease.state = LeaseState.RELEASED
         locks, queues = self._places(lease.key, lease.choice, with_call=not keep)
         if lease.choice is not None:
-            if keep:
-                self._release_call(lease, lease.choice)
+            if keep and lease.choice.call:  # a retry need not wait
+                self._release_permits(lease, lease.choice.call)
             self._release_starts(lease, lease.choice)
             lease.choice.give_back()
         request = self._release_request(
@@ -532,30 +532,27 @@ class Redlock:
     def _release_starts(self, lease: Lease, choice: Choice) -> None:
         """Keep the permits for a start for one period after the start.
 
-        Where the work did not begin there was no start. Nothing is waited for: later
-        requests on a connection come after it.
+        Where the work did not begin there was no start.
         """
         now, began_at = self.clock.monotonic(), lease.began_at
         for limit, name in choice.starts:
             keep = 0.0
             if began_at is not None:
                 keep = began_at + limit.period + drift_of(limit.period) - now
-            request = self._release_request(
-                [self.keys.lock(name)],
-                [self.keys.wait_queue(limit.key)],
-                lease.token,
-                keep=keep,
-                since=lease.started_at,
-            )
-            self.transport.send(request)
+            self._release_permits(lease, [(limit, name)], keep)
 
-    def _release_call(self, lease: Lease, choice: Choice) -> None:
-        """Release the lock that copies of the call share. A retry need not wait."""
-        if choice.call:
-            locks, queues = self._names(choice.call)
-            since = lease.started_at
-            request = self._release_request(locks, queues, lease.token, since=since)
-            self.transport.send(request)
+    def _release_permits(
+        self, lease: Lease, pairs: list[tuple[Limit, str]], keep: float = 0.0
+    ) -> None:
+        """Release some permits of a lease, or keep them for so many seconds.
+
+        Nothing is waited for: later requests on a connection come after it.
+        """
+        locks, queues = self._names(pairs)
+        request = self._release_request(
+            locks, queues, lease.token, keep=keep, since=lease.started_at
+        )
+        self.transport.send(request)
 
     def release_base(self, key: str, base: str, limits: Limits = ()) -> int:
         """Release any lock on the key that an attempt of this execution got.
