@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.locks.failure import ends_in
-from celery_redlock.locks.permits import lock_name, occupancies, words_of
+from celery_redlock.locks.permits import names_of, occupancies, words_of
 from celery_redlock.scripts import (
     JOIN_PERMIT_QUEUE,
     JOIN_WAIT_QUEUE,
@@ -191,7 +191,7 @@ class KeyWatch:
         watch = self._watches.get(wanted)
         if watch is None:
             watch = _Watch(wanted, rank, self._new_waiter())
-            watch.names = self._names(wanted)
+            watch.names = names_of(wanted.key, wanted.limits, self._keys)
             self._watches[wanted] = watch
         watch.rank, watch.look_at, watch.is_turn = rank, 0.0, is_turn
         watch.waits_for_others = 0
@@ -211,17 +211,6 @@ class KeyWatch:
         self._listener.remove_waiter(watch.waiter)
         args = [watch.waiter.name, free_in_ms, 0]
         self._nodes.tell(LEAVE_WAIT_QUEUE, [*watch.names[0], *watch.names[1]], args)
-
-    def _names(self, wanted: Wanted) -> tuple[list[str], list[str]]:
-        """Return the names of the locks, and of their wait queues.
-
-        As the lock of a limit a name counts that no permit has; see `WaitQueue`.
-        """
-        keys, limits = self._keys, wanted.limits
-        if not limits:
-            return keys.locks(wanted.key), keys.wait_queues(wanted.key)
-        locks = [lock_name(limit, limit.name(0), keys) for limit in limits]
-        return locks, [keys.wait_queue(limit.key) for limit in limits]
 
     def _pause(self) -> float:
         """Return the seconds until the next look at an idle key."""

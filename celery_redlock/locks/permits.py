@@ -119,6 +119,18 @@ def lock_name(limit: Limit, name: str, keys: Keys) -> str:
     return keys.call(name) if limit.is_call else keys.lock(name)
 
 
+def names_of(key: str, limits: Limits, keys: Keys) -> tuple[list[str], list[str]]:
+    """Return the names of the locks that a waiter waits for, and of their queues.
+
+    In place of the locks of a limit is a name that no permit has: who leaves the queue
+    without a permit always wakes the next one.
+    """
+    if not limits:
+        return keys.locks(key), keys.wait_queues(key)
+    locks = [lock_name(limit, limit.name(0), keys) for limit in limits]
+    return locks, [keys.wait_queue(limit.key) for limit in limits]
+
+
 def words_of(
     limits: Limits, keys: Keys, seconds: Callable[[Limit], float] = lambda _: 0.0
 ) -> list[str | int]:

@@ -30,11 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.locks.failure import ends_in
-from celery_redlock.locks.permits import (
-    lock_name,
-    occupancies,
-    words_of,
-)
+from celery_redlock.locks.permits import names_of, occupancies, words_of
 from celery_redlock.scripts import (
     JOIN_PERMIT_QUEUE,
     JOIN_WAIT_QUEUE,
@@ -82,18 +78,10 @@ class WaitQueue:
         choice: Choice | None = None,
     ) -> None:
         self._choice = choice
-        if choice is None:
-            self._keys = (*keys.locks(key), *keys.wait_queues(key))
-        else:
-            # In place of the locks are names that no permit has: who leaves the queue
-            # without a permit always wakes the next one.
-            limits = choice.limits
-            self._limits = words_of(limits, keys)
-            self._queues = [keys.wait_queue(limit.key) for limit in limits]
-            self._keys = (
-                *(lock_name(one, one.name(0), keys) for one in limits),
-                *self._queues,
-            )
+        limits = choice.limits if choice else ()
+        self._limits = words_of(limits, keys)
+        locks, self._queues = names_of(key, limits, keys)
+        self._keys = (*locks, *self._queues)
         self._nodes = nodes
         self._clock = nodes.clock
         self._listener = listener
