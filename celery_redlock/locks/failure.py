@@ -195,7 +195,7 @@ def _full(key: str, ballot: Ballot, occupancy: Occupancy, limits: Limits) -> Loc
     It names the holder of the permit of this limit that was tried for.
     """
     limit = occupancy.limit
-    named = ballot.votes_at(limits.index(limit))
+    named = ballot.top_votes(limits.index(limit))
     is_told = len(named) >= ballot.quorum
     holder = Holder.parse(named[0].value) if is_told else None
     due = occupancy.due() if limit.period else []

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from celery_redlock.basics.timing import seconds_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 INTERRUPTED = "lost its connection, because a request was interrupted"
@@ -196,14 +196,21 @@ class Ballot:
         """The number of the key that the top taker holds, counted from 0."""
         return self._top()[0][0]
 
-    def _top(self) -> tuple[tuple[int, str], int]:
+    def _top(self, place: int | None = None) -> tuple[tuple[int, str], int]:
         if not self._takers:
             return _NO_TAKER
-        return max(self._takers.items(), key=lambda item: item[1])
+        takers: Iterable[tuple[tuple[int, str], int]] = self._takers.items()
+        if place is not None:
+            takers = [taker for taker in takers if taker[0][0] == place]
+        return max(takers, key=lambda taker: taker[1], default=_NO_TAKER)
 
-    def top_votes(self) -> list[Vote]:
-        """Return the votes that name the top taker, with value and ttl of that key."""
-        named, _ = self._top()
+    def top_votes(self, place: int | None = None) -> list[Vote]:
+        """Return the votes that name the top taker, with value and ttl of that key.
+
+        Args:
+            place: The number of the key, counted from 0; None: of any key.
+        """
+        named, _ = self._top(place)
         return [
             one
             for vote in self.votes
@@ -211,19 +218,6 @@ class Ballot:
             for one in (vote, *vote.more)
             if (one.place, one.token) == named
         ]
-
-    def votes_at(self, place: int) -> list[Vote]:
-        """Return the votes that name the top taker of the key with this number."""
-        named = [
-            one
-            for vote in self.votes
-            if vote is not None and vote.kind is VoteKind.TAKEN
-            for one in (vote, *vote.more)
-            if one.place == place
-        ]
-        tokens = [one.token for one in named]
-        top = max(tokens, key=tokens.count, default="")
-        return [one for one in named if one.token == top]
 
     def verdict(self) -> Verdict:
         """Return the end of the attempt, or OPEN while a missing vote can change it."""

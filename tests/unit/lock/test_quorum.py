@@ -264,8 +264,8 @@ def test_each_of_several_keys_has_a_top_taker_of_its_own() -> None:
         )
     )
 
-    assert [vote.token for vote in ballot.votes_at(0)] == ["a", "a"]
-    assert [vote.token for vote in ballot.votes_at(1)] == ["d", "d", "d"]
-    assert {vote.place for vote in ballot.votes_at(1)} == {1}
-    assert ballot.votes_at(2) == []
-    assert ballot_of((GRANTED, None, SILENT)).votes_at(0) == []
+    assert [vote.token for vote in ballot.top_votes(0)] == ["a", "a"]
+    assert [vote.token for vote in ballot.top_votes(1)] == ["d", "d", "d"]
+    assert {vote.place for vote in ballot.top_votes(1)} == {1}
+    assert ballot.top_votes(2) == []
+    assert ballot_of((GRANTED, None, SILENT)).top_votes(0) == []
