@@ -169,49 +169,31 @@ class _GreenSelector(selectors.BaseSelector):
 
 
 class _GeventSelector(_GreenSelector):
-    """A selector for gevent, whose watchers are active during ``select`` only."""
+    """A selector for gevent, whose watchers are active during ``select`` only.
+
+    They belong to the loop of the thread that waits. Threads of gevent's pool have
+    loops of their own, and may not touch those of others.
+    """
 
     def __init__(self) -> None:
         from gevent import event, get_hub, monkey  # noqa: PLC0415  (an extra)
 
         super().__init__(monkey.get_original("select", "poll")())
         self._new_event: Callable[[], Any] = event.Event
-        self._loop: Any = get_hub().loop
-        self._watchers: dict[int, Any] = {}
-
-    def register(
-        self, fileobj: Any, events: int, data: Any = None
-    ) -> selectors.SelectorKey:
-        """Watch a socket that is not watched yet."""
-        key = super().register(fileobj, events, data)
-        self._watchers[key.fd] = self._loop.io(key.fd, events)  # 1 and 2 in both
-        return key
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        """Watch a socket no more; it may be closed already."""
-        key = super().unregister(fileobj)
-        watcher = self._watchers.pop(key.fd)
-        watcher.stop()
-        watcher.close()
-        return key
+        self._get_hub: Callable[[], Any] = get_hub
 
     def _wait(self, timeout: float | None) -> None:
-        event, started = self._new_event(), list(self._watchers.values())
+        event, loop = self._new_event(), self._get_hub().loop
+        keys = list(self._keys.values())
+        watchers = [loop.io(key.fd, key.events) for key in keys]  # 1 and 2 in both
         try:
-            for watcher in started:
+            for watcher in watchers:
                 watcher.start(event.set)
             event.wait(timeout)
         finally:
-            for watcher in started:
+            for watcher in watchers:
                 watcher.stop()
-
-    def close(self) -> None:
-        """Watch no socket any more."""
-        super().close()
-        for watcher in self._watchers.values():
-            watcher.stop()
-            watcher.close()
-        self._watchers.clear()
+                watcher.close()
 
 
 class _EventletSelector(_GreenSelector):

@@ -23,6 +23,7 @@ from gevent import monkey
 monkey.patch_all()
 from gevent import get_hub, spawn
 def join(greenlet): return greenlet.get()
+native = monkey.get_original("_thread", ["start_new_thread", "allocate_lock"])
 
 def count_turns(note):
     watcher = get_hub().loop.prepare()
@@ -36,6 +37,8 @@ import eventlet
 eventlet.monkey_patch()
 from eventlet import hubs, spawn
 def join(greenlet): return greenlet.wait()
+thread = eventlet.patcher.original("_thread")
+native = thread.start_new_thread, thread.allocate_lock
 
 def count_turns(note):
     hub = hubs.get_hub()
@@ -181,6 +184,38 @@ spawn(send_later)
 print([key.fileobj is pairs[2][0] for key, _ in later.select(20.0)])
 """
     assert run(program) == ["True", "[True]"]
+
+
+def test_thread_beside_the_greenlets_waits_by_a_loop_of_its_own(run: Run) -> None:
+    """To use the loop of another thread would end the process, sooner or later."""
+    program = """
+import selectors, socket
+from celery_redlock.basics.selector import new_selector
+start_new_thread, allocate_lock = native
+begun, ended = allocate_lock(), allocate_lock()
+begun.acquire(), ended.acquire()
+ours, theirs = socket.socketpair()
+selector = new_selector()
+selector.register(ours, selectors.EVENT_READ)
+look = selector._ready
+
+def look_and_tell():
+    found = look()
+    if begun.locked():
+        begun.release()
+    return found
+
+def wait():
+    print([key.fileobj is ours for key, _ in selector.select(3600.0)])
+    ended.release()
+
+selector._ready = look_and_tell
+start_new_thread(wait, ())
+begun.acquire()         # it has found nothing
+theirs.send(b".")
+print(ended.acquire(True, 10.0))    # the loop of this thread does not run meanwhile
+"""
+    assert run(program) == ["[True]", "True"]
 
 
 def test_idle_process_does_nothing(run: Run) -> None:
