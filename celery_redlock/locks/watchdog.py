@@ -231,8 +231,9 @@ class Watchdog(OfOneProcess):
         while not self._background.is_over(run):
             try:
                 next_at = self.step()
-            except Exception:
-                # All leases depend on this thread: it must not end with one mistake.
+            except (Exception, SystemExit):
+                # All leases depend on this thread: it must not end with one mistake,
+                # nor with the `sys.exit` of a callback, which ends no process here.
                 log.exception("The watchdog had an error and continues.")
                 next_at = self._recover()
             woken = self._wakeups.sleep(math.inf if next_at is None else next_at)

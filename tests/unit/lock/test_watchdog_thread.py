@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,25 @@ def test_thread_that_was_stopped_can_be_started_again(live: Live) -> None:
     live.watchdog.start()
 
     wait(event)
+
+
+def test_callback_that_exits_ends_no_renewal(live: Live) -> None:
+    """``sys.exit`` ends no process from here, so it must not end the thread either."""
+    lost, renewed = threading.Event(), threading.Event()
+
+    def leave(_: Lease) -> None:
+        lost.set()
+        sys.exit("theirs")
+
+    def on_renewed(*_: Any) -> None:
+        if lost.is_set():
+            renewed.set()
+
+    other = live.redlock.acquire("other")
+    live.watchdog.watch(other, on_renewed=on_renewed, renew_every=RENEW_EVERY)
+    live.lose(leave)
+
+    wait(renewed)
 
 
 def test_thread_can_be_stopped_from_a_callback(live: Live) -> None:
