@@ -388,12 +388,6 @@ class Exchange:
 
         The next use opens them again.
         """
-        self._finish()
-        for node in self.nodes:
-            node.close()
-        self._close_selector()
-
-    def _finish(self) -> None:
         self.flush()
         until = self._clock.monotonic() + self._timing.node_timeout
         while [node for node in self.nodes if node.pending] and self._selector:
@@ -401,6 +395,9 @@ class Exchange:
             if left <= 0:
                 break
             self._read(self._selector, left)
+        for node in self.nodes:
+            node.close()
+        self._close_selector()
 
     # -- the end of a call -----------------------------------------------------------
 

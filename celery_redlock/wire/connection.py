@@ -62,12 +62,10 @@ class NodeFacts:
 
     Attributes:
         run_id: Random name of the server process.
-        version: Redis version.
         unfit_because: Why it must not vote, in words; ``""`` when it may.
     """
 
     run_id: str
-    version: str
     unfit_because: str
 
 
@@ -421,7 +419,7 @@ def facts_of(
         unfit = f"is a replica of {primary}; use independent masters"
     elif evicts:
         unfit = may_evict(policy)
-    return NodeFacts(server.get("run_id", ""), server.get("redis_version", ""), unfit)
+    return NodeFacts(server.get("run_id", ""), unfit)
 
 
 def _would_block(error: OSError) -> bool:

@@ -107,6 +107,7 @@ class Node:
         self._last_seen_at = 0.0
         self._pending_releases = PendingReleases()
         self._down_because = ""
+        # The requests that wait for the first connection, in order.
         self._backlog: deque[ScriptRequest] = deque()
         self._log = NodeLog(self.label, clock)
 
@@ -129,11 +130,6 @@ class Node:
         if conversation is None or not conversation.pending:
             return math.inf
         return conversation.silent_since
-
-    @property
-    def backlog(self) -> Sequence[ScriptRequest]:
-        """The requests that wait for the first connection, in order."""
-        return self._backlog
 
     @property
     def is_connecting(self) -> bool:
@@ -321,7 +317,7 @@ class Node:
     def _begin_anew(self, interrupted: Node, reason: str) -> None:
         self._conversation = self._selector = None
         self._down_because, self.suspect = reason, False
-        self._backlog = deque(interrupted.backlog)
+        self._backlog = deque(interrupted._backlog)
         if interrupted._conversation:
             self._last_seen_at = self._clock.monotonic()
             self._log.lost(reason)

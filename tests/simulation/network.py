@@ -244,7 +244,7 @@ class SimConnection(transport.Connection):
         self.reader = new_reader()
         self.unsent = bytearray()
         self.events, self.is_tls = _READ, False
-        self.facts = transport.NodeFacts(connection.server.node.replid, "7.0.15", "")
+        self.facts = transport.NodeFacts(connection.server.node.replid, "")
         self.sent_scripts = set()  # as for a user who may not load scripts
         options: Any = _Options()
         self.connection = options
