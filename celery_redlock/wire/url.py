@@ -108,6 +108,7 @@ class NodeAddress:
             options.setdefault("socket_connect_timeout", timeout)
         options.setdefault("socket_timeout", timeout)
         options |= {"protocol": 2, "retry": Retry(NoBackoff(), 0), **_introduction()}
+        options["decode_responses"] = False  # scripts reply with bytes of any kind
         options["parser_class"] = _greeting_parser()
         if self.url.scheme == "rediss":
             options.setdefault("ssl_password", _no_password)

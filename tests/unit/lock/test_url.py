@@ -127,6 +127,13 @@ def test_connection_has_the_options_of_the_url() -> None:
     assert connection._sock is None  # noqa: SLF001  (that it is not open)
 
 
+def test_connection_reads_bytes_whatever_the_url_says() -> None:
+    """A project may use the URL for its cache, too."""
+    address = parse_node("redis://a:6379/0?decode_responses=true")
+
+    assert not address.connection(0.5).encoder.decode_responses
+
+
 def test_connection_has_the_timeout() -> None:
     """A timeout in the URL takes precedence."""
     connection: Any = parse_node("redis://a").connection(0.5)
