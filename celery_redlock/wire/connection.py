@@ -391,15 +391,17 @@ def _load_scripts(connection: AbstractConnection) -> bool:
 
     for script in ALL_SCRIPTS:
         connection.send_command("SCRIPT", "LOAD", script.source)
-    loaded = set()
+    loaded = []
     for _ in ALL_SCRIPTS:
         with contextlib.suppress(ResponseError):  # not allowed: EVAL brings them
-            loaded.add(bytes(connection.read_response()).decode())
-    return all(script.sha in loaded for script in ALL_SCRIPTS)
+            loaded.append(connection.read_response())
+    return all(script.sha.encode() in loaded for script in ALL_SCRIPTS)
 
 
 def _fields(info: Any) -> dict[str, str]:
-    return fields_of(bytes(info).decode(errors="replace"))
+    if not isinstance(info, bytes):
+        raise ValueError("Protocol Error: no text")  # noqa: TRY004  (it is a reply)
+    return fields_of(info.decode(errors="replace"))
 
 
 def facts_of(

@@ -49,6 +49,25 @@ def test_malformed_greeting_is_a_result_like_any_other(server: ScriptedServer) -
         NodeClient(parse_node(server.url), SOON)
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [b"$-1\r\n", b":7\r\n", b"*1\r\n$1\r\na\r\n"],
+    ids=["nil", "number", "list"],
+)
+def test_server_that_describes_itself_by_no_text_is_no_redis(reply: bytes) -> None:
+    """A command shows it in its table, and goes on with the other nodes."""
+    server = ScriptedServer(
+        lambda words, _: reply if words[0] == b"INFO" else b"+OK\r\n"
+    )
+    try:
+        with pytest.raises(
+            NodeUnreachable, match="does not speak the protocol of Redis"
+        ):
+            NodeClient(parse_node(server.url), SOON)
+    finally:
+        server.stop()
+
+
 def test_server_that_stops_answering_is_not_said_to_be_down() -> None:
     """It accepted the connection: to start it again would lose its locks."""
 
