@@ -341,7 +341,7 @@ class Hold:
     _process = 0  # that acquires it
     _is_used = False  # since the last release
     _may_be_granted = False  # by nodes, though ``own`` is not yet set
-    _loop: weakref.ref[Any] | None = None  # in which it is acquired
+    _loop: Callable[[], Any] | None = None  # returns the loop in which it is acquired
 
     def __init__(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         self,
@@ -465,8 +465,8 @@ class Hold:
     async def arelease(self) -> None:
         """Release the lock as ``release`` does, in a coroutine.
 
-        The release is handed over before the first await. Outside of the event loop
-        that acquired the lock nothing is awaited.
+        The release is handed over before the first await. Nothing is awaited outside of
+        the event loop that acquired the lock, and after `await_no_more`.
         """
         from celery_redlock.wire import event_loop  # noqa: PLC0415  (slow import)
 
@@ -478,6 +478,10 @@ class Hold:
             await event_loop.drive_release(steps, self.redlock.transport, self._loop)
         finally:
             self._end(lease if is_parent else None)
+
+    def await_no_more(self) -> None:
+        """Let the release await nothing, because the coroutine is being closed."""
+        self._loop = _no_loop
 
     def release(self) -> None:
         """Release the lock, if there is one. Twice is harmless."""
@@ -762,6 +766,9 @@ async def aheld_by(hold: Hold, wait: float = 0.0) -> AsyncIterator[Lease]:
         finally:
             loss.end()
         hold.check()
+    except GeneratorExit:
+        hold.await_no_more()
+        raise
     finally:
         await hold.arelease()
 
@@ -853,6 +860,10 @@ def _frame_outside() -> FrameType | None:
     while frame is not None and frame.f_globals is globals():
         frame = frame.f_back
     return frame
+
+
+def _no_loop() -> None:
+    """Return the loop of a coroutine that is being closed."""
 
 
 def _finish(call: Callable[[], None]) -> None:

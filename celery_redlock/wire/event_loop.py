@@ -21,7 +21,7 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.wire.steps import Ask, Blocking, Sleep
 
 if TYPE_CHECKING:
-    import weakref
+    from collections.abc import Callable
 
     from celery_redlock.wire.requests import Transport
     from celery_redlock.wire.steps import Step, Steps
@@ -70,7 +70,7 @@ async def drive(
 async def drive_release(
     steps: Steps[T],
     transport: Transport,
-    loop: weakref.ref[asyncio.AbstractEventLoop] | None = None,
+    loop: Callable[[], asyncio.AbstractEventLoop | None] | None = None,
 ) -> T | None:
     """Carry out the steps of a release, as `drive` does.
 
@@ -80,7 +80,8 @@ async def drive_release(
     Args:
         steps: The steps.
         transport: Sends the requests.
-        loop: The loop in which the lock was acquired; None: in the one that runs.
+        loop: Returns the loop in which the lock was acquired, while it can await; None:
+            in the one that runs.
     """
     try:
         here = asyncio.get_running_loop()

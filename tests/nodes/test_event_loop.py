@@ -356,6 +356,33 @@ def test_block_of_a_closed_loop_can_end_while_another_loop_runs(
     until(lambda: not locks(three_nodes, key), SOON)
 
 
+def test_block_that_is_closed_in_its_loop_awaits_nothing(
+    redlock: Redlock, three_nodes: DevNodes, key: str
+) -> None:
+    """The collector closes a task that nothing keeps, while its loop runs."""
+    begun: list[Any] = []
+    ended: list[Any] = []
+
+    async def hold() -> None:
+        hooks: dict[str, Any] = {"on_acquired": begun.append}
+        async with alock(redlock, key, **hooks, on_released=ended.append):
+            await asyncio.get_running_loop().create_future()
+
+    async def close() -> None:
+        block: Any = hold()
+        awaited = block.send(None)
+        while not begun:
+            awaited._asyncio_future_blocking = False  # noqa: SLF001  (as a task does)
+            await asyncio.wait({awaited})
+            awaited = block.send(None)
+        block.close()
+
+    in_loop(close())
+
+    assert ended == begun
+    until(lambda: not locks(three_nodes, key), SOON)
+
+
 def test_lock_is_not_renewed_when_the_loop_of_its_holder_is_closed(
     three_nodes: DevNodes, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
