@@ -257,9 +257,10 @@ class Exchange:
 
     def wake(self) -> None:
         """Have the driver look at the queue. For any thread."""
-        if self._sleeps and self._waker is not None:
+        waker = self._waker  # read once: the driver may close it now
+        if self._sleeps and waker is not None:
             self._sleeps = False
-            self._waker.wake()
+            waker.wake()
 
     def successor(self, driver: int | None, *, keeps: bool) -> Exchange:
         """Return the only exchange that replaces this one.

@@ -116,12 +116,14 @@ class Node:
     @property
     def facts(self) -> NodeFacts | None:
         """The server's description of itself, while there is a connection."""
-        return self._conversation.connection.facts if self._conversation else None
+        conversation = self._conversation  # read once: another thread may end it now
+        return conversation.connection.facts if conversation else None
 
     @property
     def pending(self) -> Sequence[ScriptRequest]:
         """The requests that the node has not answered, in order."""
-        return self._conversation.pending if self._conversation else ()
+        conversation = self._conversation
+        return conversation.pending if conversation else ()
 
     @property
     def silent_since(self) -> float:
@@ -139,7 +141,8 @@ class Node:
     @property
     def is_working(self) -> bool:
         """Whether a store has commands that are not carried out."""
-        return bool(self._conversation and self._conversation.connection.is_working)
+        conversation = self._conversation
+        return bool(conversation and conversation.connection.is_working)
 
     @property
     def has_pending(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 
 from celery_redlock.basics import process
 from celery_redlock.wire import broadcast
+from celery_redlock.wire.node import Node
 from celery_redlock.wire.quorum import VoteKind
 from celery_redlock.wire.requests import all_answered, grant_is_decided
 from tests.harness.threads import threads_started_here
@@ -778,6 +780,30 @@ def test_coroutine_is_told_though_no_thread_can_be_started(
     occupied.leave()
 
     assert told.is_set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "use"),
+    [
+        (broadcast.Exchange, "_waker", broadcast.Exchange.wake),
+        (Node, "_conversation", lambda node: node.facts),
+        (Node, "_conversation", lambda node: node.pending),
+        (Node, "_conversation", lambda node: node.is_working),
+    ],
+    ids=["wake", "facts", "pending", "is_working"],
+)
+def test_driver_may_close_what_another_thread_looks_at(
+    kind: type, name: str, use: Callable[[Any], object]
+) -> None:
+    """Where threads switch between any two instructions: PyPy, and without the GIL."""
+    connection = SimpleNamespace(facts=None, is_working=False)
+    there = SimpleNamespace(wake=list, pending=(), connection=connection)
+    first_and_later = itertools.chain([there], itertools.repeat(None))
+    seen = property(lambda _: next(first_and_later))
+    looked_at: Any = object.__new__(type("Closing", (kind,), {name: seen}))
+    looked_at._sleeps = True  # noqa: SLF001
+
+    use(looked_at)
 
 
 def test_rest_of_an_interrupted_batch_is_sent_first(net: Net) -> None:
