@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -108,7 +109,11 @@ async def _take(
         await asyncio.sleep(step.seconds)
         return None
     if isinstance(step, Blocking):
-        return await asyncio.to_thread(step.function)
+        thread = ThreadPoolExecutor(1)  # those of the loop may all be in use for long
+        try:
+            return await loop.run_in_executor(thread, step.function)
+        finally:
+            thread.shutdown(wait=False)
     future: asyncio.Future[None] = loop.create_future()
     event = _FutureEvent(future)
     if isinstance(step, Ask):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -248,6 +250,28 @@ def test_cancellation_by_others_is_none_of_ours(redlock: Redlock, key: str) -> N
         assert await redlock.arelease(lease) >= 2
 
     in_loop(timed())
+
+
+def test_first_lock_needs_no_thread_of_the_loop(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """All of them may be in use, even for what ends after the block."""
+    block_has_ended = threading.Event()
+
+    async def work(newcomer: Redlock) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        in_use = loop.run_in_executor(None, block_has_ended.wait)
+        try:
+            async with alock(newcomer, key):
+                pass
+        finally:
+            block_has_ended.set()
+            await in_use
+
+    with client(three_nodes) as newcomer:  # it does not know yet who the members are
+        asyncio.run(asyncio.wait_for(work(newcomer), SOON))
+        watchdog_of(newcomer).stop()
 
 
 # -- loops that are closed in the middle ---------------------------------------------
