@@ -473,9 +473,13 @@ class Hold:
         if not self._is_used:
             return
         lease, is_parent = self.own, self._process == os.getpid()
+        transport = self.redlock.transport
         try:
-            steps = self._releasing()
-            await event_loop.drive_release(steps, self.redlock.transport, self._loop)
+            await event_loop.drive_release(self._releasing(), transport, self._loop)
+        except BaseException:  # a time limit may have come before it was handed over
+            self.await_no_more()
+            await event_loop.drive_release(self._releasing(), transport, self._loop)
+            raise
         finally:
             self._end(lease if is_parent else None)
 
@@ -770,7 +774,11 @@ async def aheld_by(hold: Hold, wait: float = 0.0) -> AsyncIterator[Lease]:
         hold.await_no_more()
         raise
     finally:
-        await hold.arelease()
+        try:
+            await hold.arelease()
+        except BaseException:
+            await hold.arelease()
+            raise
 
 
 class _Cancellation:

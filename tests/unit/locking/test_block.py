@@ -23,6 +23,7 @@ from celery_redlock.errors import (
 )
 from celery_redlock.locking import (
     Hold,
+    aheld_by,
     current_lease,
     held_lease,
     lock,
@@ -35,6 +36,7 @@ from tests.interruptions import counts_places, interruptions
 from tests.unit.lock.support import (
     TTL,
     Site,
+    Stepped,
     args_of,
     asked,
     forget,
@@ -389,6 +391,54 @@ def test_end_that_is_interrupted_anywhere_releases(site: Site) -> None:
 
     assert released == [lease]
     assert places > 2
+
+
+class HoldWithTimeLimit(Hold):
+    """A lock of a coroutine; a time limit comes when its release is to begin."""
+
+    was_interrupted = False
+
+    async def arelease(self) -> None:
+        """Release the lock, at the second call."""
+        if not self.was_interrupted:
+            self.was_interrupted = True
+            interrupt()
+        await super().arelease()
+
+
+class WatchdogWithTimeLimit(Stepped):
+    """A watchdog; a time limit comes when a lock is taken out of renewal."""
+
+    was_interrupted = False
+
+    def forget(self, lease: Lease) -> bool:
+        """Forget the lease, at the second call."""
+        if not self.was_interrupted:
+            self.was_interrupted = True
+            interrupt()
+        return super().forget(lease)
+
+
+@pytest.mark.parametrize(
+    ("kind", "renewal"),
+    [(HoldWithTimeLimit, Stepped), (Hold, WatchdogWithTimeLimit)],
+    ids=["before it", "in it"],
+)
+def test_release_of_a_coroutine_that_is_interrupted_is_done_again(
+    site: Site, kind: type[Hold], renewal: type[Stepped]
+) -> None:
+    """Else the lock would be renewed for ever in a worker that keeps its event loop."""
+    watchdog = renewal(site.redlock)
+
+    async def work() -> None:
+        async with aheld_by(kind(site.redlock, "k", watchdog=watchdog)):
+            pass
+
+    with pytest.raises(TimeLimit):
+        asyncio.run(work())
+
+    assert not any(holders(site.nodes))
+    assert not watchdog.renew_key("k")
 
 
 def test_release_that_is_interrupted_three_times_gives_up(site: Site) -> None:
