@@ -44,6 +44,9 @@ from celery_redlock.beat.term import DeadlineProducer, TermEnding
 from celery_redlock.task.header import HEADER
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
     from celery.beat import ScheduleEntry
     from celery.beat import Scheduler as _Base
 
@@ -70,18 +73,21 @@ class GatedScheduler(_Base):
         self._deferred: dict[str, ScheduleEntry] = {}
         self._reserved: dict[str, ScheduleEntry] = {}
         inner_schedulers.disable_own_lock(self)
+        changes = inner_schedulers.changes_of_rows(self)
         self.setup_schedule()
         starts: dict[str, int] = {}
         for entry in inner_schedulers.entries_of(self, term.record):
-            starts |= self._continue(entry)
+            starts |= self._continue(entry, changes)
         # So the next leader knows also the entries that this one does not send.
         term.record.note(starts)
 
-    def _continue(self, entry: ScheduleEntry) -> dict[str, int]:
+    def _continue(
+        self, entry: ScheduleEntry, changes: Mapping[str, datetime]
+    ) -> dict[str, int]:
         """Set the last run of an entry. Return it by name if a slot is to come."""
         try:
             handled = self._recorded_until(entry)
-            handled = max(handled, inner_schedulers.enabled_at(entry))
+            handled = max(handled, inner_schedulers.enabled_at(entry, changes))
             since = cut_to_window(entry.schedule, handled, self.term.earliest)
             if inner_schedulers.is_enabled(entry):
                 self._log_missed(entry, handled)

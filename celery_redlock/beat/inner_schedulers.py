@@ -29,7 +29,8 @@ from celery_redlock.beat.due_entries import as_datetime, as_us
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+    from datetime import datetime
 
 log = logging.getLogger(__name__)
 
@@ -123,14 +124,32 @@ def is_enabled(entry: ScheduleEntry) -> bool:
     return bool(getattr(entry, "enabled", True))
 
 
-def enabled_at(entry: ScheduleEntry) -> int:
+def changes_of_rows(scheduler: Scheduler) -> dict[str, datetime]:
+    """Return when each row of django-celery-beat was changed, by the name of its entry.
+
+    To be called before ``setup_schedule``, which writes the entries of the settings
+    into their rows: each leader changes them when its term begins.
+    """
+    model: Any = getattr(scheduler, "Model", None)
+    if model is None:
+        return {}
+    return dict(model._default_manager.values_list("name", "date_changed"))  # noqa: SLF001
+
+
+def enabled_at(entry: ScheduleEntry, changes: Mapping[str, datetime]) -> int:
     """Return when an entry was enabled, if it has not run since then; or 0.
 
     django-celery-beat forgets the last run of a row that is disabled. In its place it
-    takes the instant of the last change of the row by a user.
+    takes the instant of the last change of the row.
+
+    Args:
+        entry: The entry.
+        changes: When rows were changed before this term; see `changes_of_rows`.
     """
     changed = getattr(getattr(entry, "model", None), "date_changed", None)
-    return as_us(changed) if changed and entry.last_run_at == changed else 0
+    if not changed or entry.last_run_at != changed:
+        return 0
+    return as_us(changes.get(entry.name, changed))
 
 
 def runs_once(entry: ScheduleEntry) -> bool:

@@ -293,6 +293,44 @@ class EnabledLate(RecordingScheduler):
         entry.last_run_at = changed
 
 
+class Rows:
+    """The rows of a database: that of the job was last written at noon."""
+
+    def values_list(self, *_: str) -> list[tuple[str, datetime]]:
+        """Return the rows."""
+        return [("job", datetime(2026, 11, 21, 12, 0, 10, tzinfo=timezone.utc))]
+
+
+class WrittenAtTheStart(RecordingScheduler):
+    """A scheduler that writes the settings into its rows, of which none has run."""
+
+    Model = SimpleNamespace(_default_manager=Rows())
+
+    def setup_schedule(self) -> None:
+        """Change the row now, and take that for its last run: see Django's."""
+        super().setup_schedule()
+        self._dirty: set[str] = set()
+        entry: Any = self.schedule["job"]
+        now = entry.default_now()
+        row = {"model": SimpleNamespace(date_changed=now)}
+        entry.__class__ = type("Row", (ScheduleEntry,), row)
+        entry.last_run_at = now
+
+
+def test_slot_of_a_row_that_each_leader_writes_is_sent_by_the_next_one(
+    site: Site,
+) -> None:
+    """Its last change is the beginning of the term, and no user has enabled it then."""
+    first = site.start(beat_scheduler=WrittenAtTheStart)
+    run(30, first)
+    first.stop()
+    site.clock.advance(30)
+
+    run(20, site.start(beat_scheduler=WrittenAtTheStart))
+
+    assert site.dues() == ["12:01:00"]
+
+
 class StillDisabled(RecordingScheduler):
     """A scheduler with an entry that is disabled, which RedBeat has."""
 
