@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import pytest
@@ -67,6 +67,34 @@ def test_messages_are_shown_and_published(
     assert "The outbox of 'orders': 2 messages waiting, the oldest for " in seen.out
     (fact,) = document["outboxes"]
     assert fact.pop("oldest") >= 0
-    assert fact == {"outbox": "orders", "published": 0, "waiting": 2}
+    assert fact == {"outbox": "orders", "published": 0, "waiting": 2, "kept": []}
     expected = "The outbox of 'orders': 2 messages published, 0 messages waiting.\n"
     assert (done.code, done.out) == (0, expected)
+
+
+def test_message_that_cannot_be_published_is_shown_with_the_reason(
+    project: Project, sessions: Callable[[], Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No log line says it: the command shows no log."""
+    monkeypatch.setattr("celery_redlock.effects.outbox._known", WeakSet())
+    outbox = Outbox(sessions)
+    with monkeypatch.context() as dying:
+        dying.setattr(Outbox, "_publish_committed", lambda *_: None)
+        with sessions() as session, session.begin():
+            outbox.send("ship", session=session, task_id="the-id")
+    at_once = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+    away: dict[str, Any] = {
+        "broker_url": "redis://127.0.0.1:1/0",
+        "broker_transport_options": at_once,
+        "task_publish_retry": False,
+    }
+
+    tried = project.redlock("outbox", "--publish", **away)
+    document = project.redlock("outbox", "--publish", "--json", **away).document
+
+    assert tried.code == 1
+    first, second = tried.out.splitlines()
+    assert "0 messages published, 1 message waiting" in first
+    assert second.startswith("ship[the-id] stays in the outbox of 'orders', since")
+    assert "refused" in second
+    assert document["outboxes"][0]["kept"][0].startswith("ship[the-id] stays")
