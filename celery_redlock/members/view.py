@@ -254,6 +254,20 @@ def _refusal(theirs: str, ours: str) -> tuple[str, str]:  # noqa: PLR0911
     return difference, _CHECK_NAMES
 
 
+def steps_by_hand(*, is_guarded: bool) -> str:
+    """Return the steps to new settings of the nodes where `reconfigure` has none.
+
+    Args:
+        is_guarded: Whether the restart guard is on afterwards. Where it is off, nodes
+            without memory vote at once, so all locks must have ended before.
+    """
+    wait = "" if is_guarded else ", wait for one max_ttl"
+    return (
+        f"stop all clients, delete the key `meta` on all nodes{wait}, and start the "
+        "clients with the new settings"
+    )
+
+
 def _differing_settings(
     there: Configuration, here: Configuration, epoch: int
 ) -> tuple[str, str]:
@@ -273,6 +287,8 @@ def _differing_settings(
         settings.append("redlock_nodes to the same nodes")
     difference = f"{' and '.join(has)}; this client has {' and '.join(client_has)}"
     move = f"move the nodes to yours with `{COMMAND} reconfigure`"
+    if not (there.is_guarded and here.is_guarded):
+        move = f"move the nodes by hand: {steps_by_hand(is_guarded=here.is_guarded)}"
     remedy = f"Set {' and '.join(settings)}, or {move}"
     if there.labels != here.labels and len(there.labels) == len(here.labels) == 1:
         remedy += (

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from celery_redlock.basics.command import COMMAND
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.members.restart_guard import counters_in, greatest
-from celery_redlock.members.view import CLOSED, JOINED, View, refusal
+from celery_redlock.members.view import CLOSED, JOINED, View, refusal, steps_by_hand
 from celery_redlock.operations.words import votes_text
 from celery_redlock.scripts import ABORT, CLOSE, COUNTERS, OPEN, REOPEN
 from celery_redlock.stores.connection import store_of
@@ -97,9 +97,9 @@ def reconfigure(  # noqa: PLR0913  (keyword-only, one line each in the docstring
     """
     if not (old.guard.enabled and new.guard.enabled):
         raise ConfigurationError(
-            "The restart guard is off, so nodes cannot delay their votes. Stop all "
-            "workers, change the settings, delete the keys of this prefix on all "
-            "nodes, wait for one max_ttl, and start the workers again."
+            "The restart guard is off, so nodes cannot delay their votes. Nothing was "
+            "changed. Move the nodes by hand: "
+            f"{steps_by_hand(is_guarded=new.guard.enabled)}."
         )
     if old.guard.configuration == new.guard.configuration:
         raise ConfigurationError(

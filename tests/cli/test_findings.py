@@ -489,6 +489,7 @@ def test_guard_that_is_off_is_found(start_nodes: Start) -> None:
 
     assert codes(found) == {"guard-off", "persistence"}
     assert the("guard-off", found).severity is WARNING
+    assert "delete the key `meta` on all nodes" in the("guard-off", found).remedy
     kept = {f.about: f.severity for f in found if f.code == "persistence"}
     assert kept[label(nodes.nodes[0])] is WARNING
     assert kept[label(nodes.nodes[1])] is ERROR

@@ -10,6 +10,7 @@ from celery_redlock.errors import LockUnavailable, QuorumUnreachable
 from celery_redlock.wire.quorum import VoteKind
 from tests.harness.waiting import until
 from tests.nodes.support import (
+    SHORT,
     client,
     initialize_anew,
     kinds,
@@ -116,3 +117,32 @@ def test_name_that_leads_to_another_server_makes_no_second_majority(
             assert is_in_the_view()
             assert holder.extend(lease)
         holder.release(lease)
+
+
+@pytest.mark.parametrize("is_guarded", [True, False], ids=["on", "off"])
+def test_restart_guard_is_changed_by_the_steps_of_the_refusal(
+    start_nodes: Callable[..., DevNodes], key: str, *, is_guarded: bool
+) -> None:
+    """No command changes it: the nodes forget `meta` while no client runs."""
+    nodes = start_nodes(3, initialize=False)
+    with client(nodes, **SHORT, restart_guard=not is_guarded) as before:
+        before.initialize()
+        fence = before.acquire(key).fence
+        with (
+            client(nodes, **SHORT, restart_guard=is_guarded) as early,
+            pytest.raises(QuorumUnreachable) as refused,
+        ):
+            early.acquire(key)
+    assert f"Set redlock_restart_guard = {not is_guarded}" in str(refused.value)
+    assert "delete the key `meta` on all nodes" in str(refused.value)
+    assert ("wait for one max_ttl" in str(refused.value)) is not is_guarded
+
+    for node in nodes.nodes:
+        node.command("DEL", "redlock:meta")
+
+    with client(nodes, **SHORT, restart_guard=is_guarded) as after:
+        if is_guarded:
+            with pytest.raises(QuorumUnreachable):
+                after.acquire(key)
+        until_all_vote(after)
+        assert after.acquire(key, wait=20).fence > fence

@@ -89,7 +89,7 @@ def persistence(report: NodeReport, case: Case) -> Iterator[Finding]:
             WARNING if appends else ERROR,
             f"{writes}, and the restart guard is off: after a restart it may grant a "
             "lock that is held",
-            "Set redlock_restart_guard = True. (Without it, only `appendonly yes` with "
+            "Turn the restart guard on. (Without it, only `appendonly yes` with "
             "`appendfsync always` keeps what was granted.)",
         )
     elif appends or report.saves:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.basics.command import COMMAND
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.locks.limits import START_WITHIN, rate_of
+from celery_redlock.members.view import steps_by_hand
 from celery_redlock.operations.doctor.rule import (
     ERROR,
     NOTE,
@@ -50,7 +51,7 @@ def guard(case: Case) -> Iterator[Finding]:
             WARNING,
             "The restart guard is off: a node that restarts empty votes at once. A "
             "second client can get a lock that is held, and fences can repeat.",
-            "Set redlock_restart_guard = True.",
+            f"To set redlock_restart_guard = True, {steps_by_hand(is_guarded=True)}.",
         )
 
 

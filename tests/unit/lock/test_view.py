@@ -212,8 +212,9 @@ UNFINISHED = (
                 "restart guard on"
             ),
             (
-                "Set redlock_restart_guard = False, or move the nodes to yours with "
-                "`celery -A proj redlock reconfigure`"
+                "Set redlock_restart_guard = False, or move the nodes by hand: stop "
+                "all clients, delete the key `meta` on all nodes, and start the "
+                "clients with the new settings"
             ),
         ),
         (
@@ -292,6 +293,17 @@ def test_refusal_says_the_difference_and_the_remedy(
 ) -> None:
     """No reader compares two long lines."""
     assert refusal(str(theirs), str(VIEW)) == (difference, remedy)
+
+
+def test_refusal_of_a_client_without_the_guard_has_locks_end_first() -> None:
+    """Nodes without memory vote at once for it, and `reconfigure` refuses it."""
+    _, remedy = refusal(str(VIEW), str(replace(OURS, is_guarded=False)))
+
+    assert remedy == (
+        "Set redlock_restart_guard = True, or move the nodes by hand: stop all "
+        "clients, delete the key `meta` on all nodes, wait for one max_ttl, and start "
+        "the clients with the new settings"
+    )
 
 
 def test_refusal_of_a_client_without_view_compares_the_settings() -> None:
