@@ -357,13 +357,12 @@ def test_rate_that_counts_for_longer_than_a_quarantine() -> None:
     finding = only(found(settings.rates, rate="10/h"))
 
     assert (finding.code, finding.severity) == ("rate", Severity.NOTE)
-    # Beside the ttl and the time after it in which the work must begin.
-    assert "for up to 3640 s (its rate)" in finding.fact
+    assert "counts starts for 3600 s (its rate)" in finding.fact
     assert "votes again after 62 s (redlock_max_ttl)" in finding.fact
-    assert "raise redlock_max_ttl to 3640 s" in finding.remedy
-    long = {"max_ttl": 3640.0}
+    assert "raise redlock_max_ttl to 3600 s" in finding.remedy
+    long = {"max_ttl": 3600.0}
     assert found(settings.rates, timing=long, rate="10/h") == []
-    assert found(settings.rates, rate="10/s") == []
+    assert found(settings.rates, rate="10/m") == []  # as limit-how-often.md says
     assert found(settings.rates, timing={"restart_guard": False}, rate="10/h") == []
 
 

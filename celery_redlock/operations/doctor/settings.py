@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.command import COMMAND
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.locks.limits import START_WITHIN, rate_of
+from celery_redlock.locks.limits import rate_of
 from celery_redlock.members.view import steps_by_hand
 from celery_redlock.operations.doctor.rule import (
     ERROR,
@@ -263,24 +263,18 @@ def rates(it: LockTask, case: Case) -> Iterator[Finding]:
     if it.options.rate is None or not case.redlock.guard.enabled:
         return
     timing, (_, period) = case.redlock.timing, rate_of("rate", it.options.rate)
-    kept = it.ttl + START_WITHIN + period
-    if kept > timing.quarantine:
+    if period > timing.max_ttl:
         yield Finding(
             "rate",
             NOTE,
-            f"counts starts for up to {kept:.0f} s (its rate), and a node that "
+            f"counts starts for {period:g} s (its rate), and a node that "
             f"restarts without its memory votes again after {timing.quarantine:.0f} s "
             "(redlock_max_ttl). If so many nodes restart within the period of a start "
             "that no majority remembers it, one more start is possible",
             f"Nothing is to be done if nodes rarely restart. Otherwise raise "
-            f"redlock_max_ttl to {_rounded_up(kept)} s with "
+            f"redlock_max_ttl to {period:g} s with "
             f"`{COMMAND} reconfigure`, or shorten the period: 60/h is 1/m.",
         )
-
-
-def _rounded_up(seconds: float) -> int:
-    """Return whole seconds, rounded up to tens."""
-    return -int(-seconds // 10) * 10
 
 
 @rule(offline=True)
