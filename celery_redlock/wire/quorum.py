@@ -18,6 +18,7 @@ every contender would give up, and then none would run.
 from __future__ import annotations
 
 import enum
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redlock.basics.timing import seconds_text
@@ -278,8 +279,16 @@ class Ballot:
         return waits[missing - 1] if 0 < missing <= len(waits) else None
 
     def reasons(self) -> str:
-        """Return in one line why nodes gave no vote: ``"redis-b refused, ..."``."""
-        return ", ".join(self.problems())
+        """Return in one line why nodes gave no vote: ``"redis-b refused, ..."``.
+
+        Advice behind a ``;`` that goes for several nodes follows on the last of them.
+        """
+        told = [problem.partition("; ") for problem in self.problems()]
+        following = [advice for _, _, advice in told[1:]]
+        return ", ".join(
+            fact if later == advice else f"{fact}{mark}{advice}"
+            for (fact, mark, advice), later in zip_longest(told, following)
+        )
 
     def problems(self) -> list[str]:
         """Return one clause per node that gave no vote; [] when all voted.
