@@ -21,6 +21,7 @@ from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.timing import seconds_text
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.members.view import may_be_new
 from celery_redlock.options.broker import broadcast_of
 from celery_redlock.options.lock_options import lock_tasks, takes_lock
 from celery_redlock.wire.quorum import VoteKind
@@ -28,6 +29,7 @@ from celery_redlock.wire.quorum import VoteKind
 if TYPE_CHECKING:
     from celery import Celery, Task
 
+    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.members.deployment import NodesReport
 
 log = logging.getLogger(__name__)
@@ -111,13 +113,14 @@ def _check_nodes(sender: Any, **_: object) -> None:
             "It can grant a lock to a second holder, with an old fence.",
             extra=log_fields("guard-off"),
         )
-    _log_report(redlock.check(), is_store=redlock.addresses[0].is_store)
+    _log_report(redlock.check(), redlock)
     log_diagnosis(redlock, sender.app)
 
 
-def _log_report(report: NodesReport, *, is_store: bool) -> None:
-    ballot, problems = report.ballot, "; ".join(report.problems)
+def _log_report(report: NodesReport, redlock: Redlock) -> None:
+    ballot, problems = report.ballot, report.ballot.reasons()
     nodes, quorum = len(ballot.labels), ballot.quorum
+    is_store = redlock.addresses[0].is_store
     fields = log_fields("votes", votes=ballot.granted, nodes=nodes, quorum=quorum)
     votes = f"{ballot.granted} of {nodes} nodes vote (quorum: {quorum})"
     if not problems:
@@ -128,7 +131,7 @@ def _log_report(report: NodesReport, *, is_store: bool) -> None:
     elif report.has_quorum:
         log.warning("%s: %s.", votes, problems, extra=fields)
     else:
-        left = report.retry_after
+        left, init = report.retry_after, ""
         votes, when = f"Only {votes}", "until more nodes vote"
         if nodes == 1:
             node = "store" if is_store else "only node"
@@ -136,12 +139,7 @@ def _log_report(report: NodesReport, *, is_store: bool) -> None:
         if left is not None:
             at_least = "at least " if ballot.indexes(VoteKind.SILENT) else ""
             when = f"for {at_least}{seconds_text(left)} more"
-        log.error(
-            "%s: %s. Tasks that need a lock do not run %s. (For a brand-new "
-            "deployment, run %s.)",
-            votes,
-            problems,
-            when,
-            f"`{COMMAND} init`",
-            extra=fields,
-        )
+            if may_be_new(redlock.guard.config):
+                init = f" (For a brand-new deployment, run `{COMMAND} init`.)"
+        text = "%s: %s. Tasks that need a lock do not run %s.%s"
+        log.error(text, votes, problems, when, init, extra=fields)

@@ -19,7 +19,7 @@ from celery_redlock.errors import (
     QuorumUnreachable,
 )
 from celery_redlock.locks.lease import Holder
-from celery_redlock.members.view import CLOSED, View, refusal
+from celery_redlock.members.view import CLOSED, View, may_be_new, refusal
 from celery_redlock.scripts.keys import keys_of, shown
 from celery_redlock.wire.quorum import Ballot, Verdict, VoteKind
 
@@ -112,8 +112,7 @@ def unreachable(
         remedy = f"{them} in {seconds_text(wait_ms / _MS)}"
         if ballot.indexes(VoteKind.SILENT):  # one that is gone is waited for, too
             remedy += " at the earliest"
-        view = View.parse(config)
-        if view is None or not view.had_others:  # else old locks may be held
+        if may_be_new(config):  # else old locks may be held
             remedy += f". In a brand-new deployment, `{COMMAND} init` ends the wait"
     elif _configurations(ballot):
         told = [refusal(theirs, config) for theirs in _configurations(ballot)]

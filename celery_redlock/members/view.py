@@ -185,6 +185,16 @@ class View:
         )
 
 
+def may_be_new(config: str) -> bool:
+    """Tell whether a deployment may be brand-new: none of its servers had memory.
+
+    Args:
+        config: The text of a view; or of the settings, or "", where there is none.
+    """
+    view = View.parse(config)
+    return view is None or not view.had_others
+
+
 def is_older(text: str) -> bool:
     """Tell whether an earlier version has stored this text."""
     return _format_of(text) < FORMAT

@@ -172,6 +172,7 @@ def test_new_node_has_its_quarantine_ahead(start_nodes: Start) -> None:
     said = re.search(r"and does not vote for (\d+) s more", str(found[1]))
     assert said
     assert 0 < int(said[1]) <= 63
+    assert "`celery -A proj redlock init` ends the wait" in found[1].remedy
 
 
 def test_new_node_beside_silent_ones_waits_for_a_majority(start_nodes: Start) -> None:
@@ -274,6 +275,7 @@ def test_node_that_restarted_empty_is_in_quarantine(five_nodes: DevNodes) -> Non
         found = diagnose(redlock, span=0.05)
 
     assert codes(found) == {"quarantine"}
+    assert the("quarantine", found).remedy == "It votes again by itself."
     said = re.search(r"does not vote for (\d+)", the("quarantine", found).fact)
     assert said
     assert 61 - (time.monotonic() - began) < int(said[1]) <= 63

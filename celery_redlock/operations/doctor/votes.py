@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.command import COMMAND
-from celery_redlock.members.view import CLOSED, View, refusal
+from celery_redlock.members.view import CLOSED, View, may_be_new, refusal
 from celery_redlock.operations.doctor.rule import (
     ERROR,
     WARNING,
@@ -106,6 +106,8 @@ def state(report: NodeReport, case: Case) -> Iterator[Finding]:
         difference, remedy = refusal(status.reason, ours)
         if status.waits_with_all:
             problem = replace(problem, fact=_WITH_ALL, remedy=_BY_ITSELF)
+        if problem.remedy == _BY_ITSELF and _is_new(case):
+            problem = replace(problem, remedy=f"{_BY_ITSELF} {_OR_INIT}")
         fact = problem.fact.format(
             wait=_wait(case, status),
             reason=status.reason,
@@ -136,6 +138,12 @@ def _wait(case: Case, status: NodeStatus) -> str:
     words = f"for {math.ceil(wait)} s more" if wait else "until the others confirm it"
     later = f", or until a client has waited {answer}, if that is later"
     return words + (later if silent else "")
+
+
+def _is_new(case: Case) -> bool:
+    """Tell whether the deployment may be brand-new, so that `init` ends the wait."""
+    views = (report.status.view for report in case.reports)
+    return not case.voting and all(map(may_be_new, views))
 
 
 def _is_removed(case: Case, report: NodeReport) -> bool:
@@ -170,10 +178,8 @@ def _if_aborted(case: Case, status: NodeStatus) -> str:
     )
 
 
-_BY_ITSELF = (
-    "It votes again by itself. (For a brand-new deployment, "
-    f"`{COMMAND} init` ends the wait.)"
-)
+_BY_ITSELF = "It votes again by itself."
+_OR_INIT = f"(For a brand-new deployment, `{COMMAND} init` ends the wait.)"
 _WITH_ALL = (  # also of one that has its memory
     f"waits with all nodes, as a majority of them {UNSURE}, and does not vote {{wait}}"
 )

@@ -132,23 +132,32 @@ def test_worker_that_is_ready_says_what_it_waits_for(
     assert [level for level, _ in said] == ["INFO", "WARNING", "ERROR"]
     assert said[0][1] == "All nodes vote: 3 (quorum: 2)."
     assert "node-1" in said[1][1]
-    assert "redlock init" in said[2][1]
+    assert "redlock init" not in said[2][1]  # it ends no outage
 
 
+@pytest.mark.parametrize("knows_them", [True, False], ids=["restarted", "new"])
 def test_worker_that_waits_for_nodes_names_one_duration(
-    nodes: FakeNodes, caplog: pytest.LogCaptureFixture
+    nodes: FakeNodes, caplog: pytest.LogCaptureFixture, *, knows_them: bool
 ) -> None:
-    """It says of a node and of its tasks that they wait for as long."""
+    """It says of a node and of its tasks that they wait for as long.
+
+    It names `init` only where the deployment may be brand-new.
+    """
     app = locking_app(redlock_nodes=nodes.urls)
-    runtime_of(app).use(nodes.redlock())
+    redlock = nodes.redlock()
     for node in nodes.nodes:
         node.restart()
+    if not knows_them:
+        redlock = nodes.another_client().redlock()
+    runtime_of(app).use(redlock)
 
     with caplog.at_level(logging.ERROR, "celery_redlock.app.worker_hooks"):
         signals.worker_ready.send(sender=Starting(app))
 
     said = caplog.messages[0]
     assert set(re.findall(r"\d+(?:\.\d+)? s\b", said)) == {"62.2 s"}
+    init = "(For a brand-new deployment, run `celery -A proj redlock init`.)"
+    assert (init in said) is not knows_them
 
 
 def test_worker_with_a_single_node_names_no_majority(
