@@ -43,6 +43,9 @@ its socket."""
 # Ends the reason of a `StoreError` where our user lacks a permission.
 GRANT = f"grant what `{COMMAND} doctor --acl` prints"
 
+# The same of a server that does not know our user, or its password.
+REJECTED = "rejected the credentials; correct its user and password in redlock_nodes"
+
 # The same where what our keys need is missing: it is new, or was dropped.
 MAKE = f"run `{COMMAND} init`"
 DROPPED = (

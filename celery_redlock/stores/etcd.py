@@ -63,7 +63,7 @@ from celery_redlock.stores.compare_and_swap import (
     servers_in,
     writes_end,
 )
-from celery_redlock.stores.connection import GRANT, StoreError, readable
+from celery_redlock.stores.connection import GRANT, REJECTED, StoreError, readable
 from celery_redlock.stores.etcd_member import EtcdMember, MemberError, tls_of
 from celery_redlock.stores.keyspace import HEAD, Cell, NotRemembered, is_counter
 
@@ -100,7 +100,7 @@ _QUOTA = re.compile(r"^etcd_server_quota_backend_bytes (\S+)$", re.MULTILINE)
 _LARGE = 1_000_000  # bytes of a database whose quota is worth a request
 # What etcd says when a client connects -> the same, after the name of the node.
 _REFUSALS = {
-    "authentication failed": "rejected the credentials",
+    "authentication failed": REJECTED,
     "user name is empty": "asks for a user and a password; write them as "
     "etcd://user:password@… in redlock_nodes",
     "authentication is not enabled": "has its authentication switched off; remove the "

@@ -62,6 +62,7 @@ from celery_redlock.stores.connection import (
     DROPPED,
     GRANT,
     MAKE,
+    REJECTED,
     StoreError,
     readable,
 )
@@ -769,7 +770,7 @@ def _unreachable(error: psycopg.Error) -> str:
     if "onnection refused" in text:
         return "refused the connection"
     if "authentication failed" in text or "no password supplied" in text:
-        return "rejected the credentials"
+        return REJECTED
     if isinstance(error, errors.ConnectionTimeout):
         return "did not accept a connection in time"
     # libpq puts its own words, and the addresses that it tried, before the reason.

@@ -104,6 +104,7 @@ from celery_redlock.stores.connection import (
     DROPPED,
     GRANT,
     MAKE,
+    REJECTED,
     StoreError,
     readable,
 )
@@ -962,7 +963,7 @@ def _unreachable(error: Exception) -> str:
     if isinstance(error, KazooTimeoutError):
         return "did not accept a connection in time"
     if isinstance(error, NoAuthError):
-        return "rejected the credentials"
+        return REJECTED
     return f"cannot be connected to: {_reason(error)}"
 
 

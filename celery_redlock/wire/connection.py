@@ -30,6 +30,7 @@ from celery_redlock.basics.resp import (
 )
 from celery_redlock.basics.text import MOST_TOLD, fields_of, printable_line
 from celery_redlock.scripts import ALL_SCRIPTS
+from celery_redlock.stores.connection import REJECTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -232,7 +233,7 @@ def _opened(  # noqa: PLR0911  (one for each kind of failure)
         connection = None
         return made  # noqa: TRY300  (only one that could not be made is closed below)
     except AuthenticationError:
-        return "rejected the credentials"
+        return REJECTED
     except TimeoutError as error:
         if "handshake" in str(error.__context__):
             return _NO_TLS_ANSWER.format(timeout=timeout)

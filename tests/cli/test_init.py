@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.devnodes import ServerOptions
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -53,6 +55,22 @@ def test_init_refuses_if_a_node_is_down(
     assert "nothing was changed" in run.err
     assert "Is it certain" not in run.err
     assert "correct-horse" not in run.out + run.err
+
+
+def test_init_with_a_wrong_password_says_to_correct_it(
+    start_project: Callable[..., Project],
+) -> None:
+    """The node runs: to start it again would lose its locks."""
+    options = ServerOptions(username="u", password="right")
+    project = start_project(1, options=options, initialize=False)
+    wrong = project.urls[0].replace("right", "wrong")
+
+    run = project.redlock("init", redlock_nodes=[wrong])
+
+    assert run.code == 1
+    assert "rejected the credentials. " in run.err
+    assert "Correct its user and password in redlock_nodes." in run.err
+    assert "Start" not in run.err
 
 
 def test_init_asks_nothing_where_all_nodes_vote(

@@ -57,8 +57,6 @@ def unreachable(report: NodeReport, _: Case) -> Iterator[Finding]:
     if report.status.state is NodeState.SILENT and not report.lacks_commands:
         fact, *advice = reason.split("; ", 1)
         remedy = "".join(advice) or _START
-        if fact == "rejected the credentials":
-            remedy = "correct its user and password in redlock_nodes"
         yield Finding("unreachable", WARNING, fact, as_sentence(remedy))
 
 
