@@ -35,6 +35,12 @@ COMMANDS = tuple(
 OUR_KEYS = "~"
 """Listed among denied commands: the keys under our prefix."""
 
+OUR_CHANNELS = "&"
+"""The same: the channels by which a release wakes calls that wait."""
+
+NOT_NEEDED = frozenset({"publish", "subscribe", "script|load", OUR_CHANNELS})
+"""A node votes without these."""
+
 _MS = 1000
 # Commands about a key that has a text, and their further words. Most of them expect
 # another type, and change nothing.
@@ -99,7 +105,8 @@ def try_commands(
             mark that it has (``scripts/shared/proof.lua``), and is not tried then.
 
     Returns:
-        Those that the node denies, and the commands that it does not know.
+        Those that the node denies, also `OUR_CHANNELS`, and the commands that it does
+        not know.
     """
     unique = secrets.token_hex(8)
     key, channel = f"{prefix}:doctor:{unique}", f"{prefix}:wake:doctor:{unique}"
@@ -123,13 +130,13 @@ def try_commands(
     answers = [str(reply) for reply in (stored, *client.ask(*trials.values()))]
     foreign = any(_NO_KEYS.search(answer) for answer in answers)
     tried = list(zip(("set", *trials), answers, strict=True))
-    denied = [
-        name
-        for name, answer in tried
-        if _names(answer, name) or (_denies_channel(answer) and not foreign)
-    ]
+    denied = sorted(name for name, answer in tried if _names(answer, name))
+    if foreign:
+        denied.append(OUR_KEYS)
+    elif any(map(_denies_channel, answers)):
+        denied.append(OUR_CHANNELS)
     unknown = sorted(name for name, answer in tried if unknown_command(answer))
-    return (*sorted(denied), *((OUR_KEYS,) if foreign else ())), tuple(unknown)
+    return tuple(denied), tuple(unknown)
 
 
 def _names(error: str, command: str) -> bool:

@@ -26,7 +26,7 @@ from celery_redlock.basics.text import MOST_TOLD, fields_of, number_in, printabl
 from celery_redlock.basics.timing import seconds_text
 from celery_redlock.locks.lease import Holder, new_base
 from celery_redlock.members.view import CLOSED, JOINED, View, refusal
-from celery_redlock.operations.acl import denied_command, try_commands
+from celery_redlock.operations.acl import NOT_NEEDED, denied_command, try_commands
 from celery_redlock.scripts import ACQUIRE
 from celery_redlock.scripts.keys import stripe_of
 from celery_redlock.wire.client import NodeUnreachable, PerNode, each_node
@@ -255,7 +255,7 @@ class NodeReport:
         clock: Its clock.
         silent_members: Why members of the cluster cannot be used, by name, if the node
             is one.
-        denied: Which of ``acl.COMMANDS`` and ``acl.OUR_KEYS`` it denies us.
+        denied: Which of ``acl.COMMANDS``, our keys and our channels it denies us.
         unknown: Which of ``acl.COMMANDS`` it does not know.
         foreign_keys: Names of some keys outside of our prefix.
         holders: Some of the holders of locks on it.
@@ -280,8 +280,8 @@ class NodeReport:
 
     @property
     def lacks_commands(self) -> bool:
-        """Whether it denies us a command or our keys, or does not know a command."""
-        return bool(self.denied or self.unknown)
+        """Whether it denies us what a vote needs, or does not know such a command."""
+        return not NOT_NEEDED.issuperset((*self.denied, *self.unknown))
 
 
 def holder_in(value: str) -> Holder | None:

@@ -10,6 +10,7 @@ from celery_redlock.devnodes import ServerOptions
 from celery_redlock.errors import QuorumUnreachable
 from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.acl import COMMANDS, OUR_KEYS, acl_rules
+from celery_redlock.operations.doctor import Severity, diagnose
 from celery_redlock.operations.inspect import NodeState, inspect_nodes, node_status
 from celery_redlock.operations.scan import keys_without_ttl, scan
 from celery_redlock.records.beat_slots import SlotRecord, mark_slot
@@ -222,6 +223,29 @@ def test_denied_keys_are_named(start_nodes: Callable[..., DevNodes]) -> None:
     nodes = start_nodes(1, options=LIMITED, initialize=False)
     with client(nodes, prefix="other") as redlock:
         assert denied(redlock)[0] == (OUR_KEYS,)
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize(
+    ("right", "fact"),
+    [
+        ("resetchannels", "the channels redlock:wake:*"),
+        ("-subscribe", "the commands subscribe"),
+    ],
+)
+def test_denied_right_that_no_vote_needs_is_a_warning(
+    start_nodes: Callable[..., DevNodes], right: str, fact: str
+) -> None:
+    """Locks are granted, and a release wakes no call that waits."""
+    nodes = start_nodes(1, options=LIMITED)
+    nodes.nodes[0].command("ACL", "SETUSER", "redlock", right)
+    with client(nodes) as redlock:
+        found = diagnose(redlock, span=0.01)
+
+    (finding,) = (it for it in found if it.code == "acl")
+    assert finding.severity is Severity.WARNING
+    assert finding.fact.endswith(f" denies our user {fact}.")
+    assert "It votes, but without publish and subscribe" in finding.remedy
 
 
 def test_examination_leaves_no_key_behind(start_nodes: Callable[..., DevNodes]) -> None:

@@ -15,7 +15,7 @@ from celery_redlock.devnodes.processes import Process, free_port
 from celery_redlock.errors import RedlockError
 from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.acl import COMMANDS
-from celery_redlock.operations.doctor import diagnose
+from celery_redlock.operations.doctor import Severity, diagnose
 from celery_redlock.operations.scan import scan
 from tests.nodes.support import (
     StartNodes,
@@ -123,6 +123,9 @@ def test_locks_need_no_more_commands_than_they_say(
     with client(nodes) as redlock:
         use(redlock, key)
         until_nothing_is_left(nodes)
+        found = diagnose(redlock, span=0.01)
+
+    assert Severity.ERROR not in {finding.severity for finding in found}
 
 
 @pytest.mark.every_server

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.resp import DOES_NOT_KNOW
 from celery_redlock.basics.text import number_in
-from celery_redlock.operations.acl import OUR_KEYS
+from celery_redlock.operations.acl import OUR_CHANNELS, OUR_KEYS
 from celery_redlock.operations.doctor.rule import (
     ERROR,
     NOTE,
@@ -107,18 +107,20 @@ def persistence(report: NodeReport, case: Case) -> Iterator[Finding]:
 @rule("Node")
 def permissions(report: NodeReport, case: Case) -> Iterator[Finding]:
     """Find nodes that deny our user a needed command or our keys."""
-    commands = [name for name in report.denied if name != OUR_KEYS]
-    denied = []
-    if commands:
-        denied.append(f"the commands {', '.join(commands)}")
-    if OUR_KEYS in report.denied:
-        denied.append(f"the keys {case.redlock.keys.prefix}:*")
+    prefix = case.redlock.keys.prefix
+    others = {
+        OUR_KEYS: f"the keys {prefix}:*",
+        OUR_CHANNELS: f"the channels {prefix}:wake:*",
+    }
+    commands = [name for name in report.denied if name not in others]
+    denied = [f"the commands {', '.join(commands)}"] if commands else []
+    denied += [words for sign, words in others.items() if sign in report.denied]
     if denied:
         yield Finding(
             "acl",
-            ERROR,
+            ERROR if report.lacks_commands else WARNING,
             f"denies our user {' and '.join(denied)}",
-            f"Allow what `{COMMAND} doctor --acl` prints.",
+            f"Allow what `{COMMAND} doctor --acl` prints.{_effect(report)}",
         )
 
 
@@ -129,12 +131,23 @@ def commands(report: NodeReport, _: Case) -> Iterator[Finding]:
         several = len(report.unknown) > 1
         yield Finding(
             "commands",
-            ERROR,
+            ERROR if report.lacks_commands else WARNING,
             f"{DOES_NOT_KNOW.strip()}{'s' * several} {', '.join(report.unknown)}",
             "If its configuration renames or disables "
             f"{'them' if several else 'it'} (`rename-command`), remove this. "
-            "Otherwise replace it with a server that is known to work.",
+            "Otherwise replace it with a server that is known to work."
+            f"{_effect(report)}",
         )
+
+
+def _effect(report: NodeReport) -> str:
+    """Return what a node does without what it denies or does not know."""
+    if report.lacks_commands:
+        return ""
+    return (
+        " It votes, but without publish and subscribe a release wakes no call that "
+        "waits: calls look again after a while."
+    )
 
 
 @rule("Node")
