@@ -302,6 +302,7 @@ def test_node_after_its_quarantine_waits_for_fences(start_nodes: Start) -> None:
     found = found_on(nodes, **short)
 
     assert codes(found) == {"unsynced", "no-quorum", "unreachable", "ttl"}
+    assert "and have known it for one max_ttl" in the("unsynced", found).remedy
 
 
 def test_other_settings_are_compared(three_nodes: DevNodes) -> None:

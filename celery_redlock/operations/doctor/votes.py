@@ -223,8 +223,9 @@ _PROBLEMS = {
         "unsynced",
         WARNING,
         "does not vote until enough other nodes confirm it",
-        "They do with one of the next locks, if enough of them vote. If a member is "
-        f"gone for good, replace it with `{COMMAND} reconfigure`.",
+        "They do with one of the next locks, if enough of them vote and have known it "
+        "for one max_ttl. If a member is gone for good, replace it with "
+        f"`{COMMAND} reconfigure`.",
     ),
     NodeState.CLOSED: Finding(
         "closed",
