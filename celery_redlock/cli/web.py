@@ -84,7 +84,8 @@ def web(  # noqa: PLR0913  (click gives each option by name)
     try:
         server = LockServer(application, host, port)
     except (OSError, OverflowError) as error:
-        why = f"Port {port} of {host} cannot be used: {error}. Nothing is served."
+        fact = str(error).rstrip(".")
+        why = f"Port {port} of {host} cannot be used: {fact}. Nothing is served."
         raise Failure(why, USAGE) from error
     document = {"url": server.url, "releases": application.may_release}
     try:

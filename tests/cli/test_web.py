@@ -172,3 +172,5 @@ def test_web_on_a_port_that_is_used_is_wrong_usage(project: Project) -> None:
 
     assert run.code == 2
     assert f"Port {port} of 127.0.0.1 cannot be used" in run.err
+    impossible = project.redlock("web", "--port", "99999")
+    assert "must be 0-65535. Nothing is served." in impossible.err
