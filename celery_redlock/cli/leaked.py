@@ -56,5 +56,6 @@ def _lines(found: Mapping[str, Sequence[str]], lock: str) -> list[str]:
         "",
         f"A key that begins with {lock} is a lock. Release it with",
         f"`{COMMAND} release KEY`, where KEY is the rest of its name.",
-        "Delete other keys with redis-cli, when you know what they are.",
+        "Delete other keys with redis-cli, when you know what they are; also a lock",
+        "that is no text (redis-cli TYPE): only another program writes such a key.",
     ]

@@ -122,6 +122,10 @@ def test_list_in_the_place_of_a_lock_is_told(one: Project) -> None:
     assert "odd" in one.redlock("ls", "--all").out
     run: Any = one.redlock("show", "odd")
     assert run.code in (1, 3), run.err
+    refused = one.redlock("release", "odd", "--yes")
+    assert refused.code == 3
+    assert "WRONGTYPE" in refused.out
+    assert ".." not in refused.out
 
 
 def test_value_of_another_program_beside_a_lock_is_read_nowhere(

@@ -20,6 +20,16 @@ def test_leaked_does_not_list_expiring_or_lasting_keys(project: Project) -> None
     )
 
 
+def test_leaked_names_the_tool_for_each_kind_of_key(project: Project) -> None:
+    """`release` compares a value, and a list has none."""
+    project.nodes[2].command("RPUSH", "redlock:lock:list", "1")
+
+    run = project.redlock("leaked")
+
+    assert "Release it with\n`celery -A proj redlock release KEY`" in run.out
+    assert "also a lock\nthat is no text (redis-cli TYPE)" in run.out
+
+
 def test_leaked_finds_locks_without_a_ttl_on_any_node(project: Project) -> None:
     """Each key without a ttl is listed with its node."""
     project.hold("invoice:42")

@@ -142,7 +142,10 @@ def _fitted(column: Column, width: int, cell: str | MoodText) -> str:
 
 def unseen_lines(unseen: Mapping[str, str]) -> list[str]:
     """Return the reason of each node that could not be read."""
-    return [painted(f"Node {label} {why}.", "warning") for label, why in unseen.items()]
+    return [
+        painted(f"Node {label} {why.rstrip('.')}.", "warning")
+        for label, why in unseen.items()
+    ]
 
 
 def doubt_lines(doubts: Mapping[str, str], settings: str = "") -> list[str]:
