@@ -172,7 +172,7 @@ class RedlockRequest(Request):
                 self.humaninfo(),
                 type(error).__name__,
                 error,
-                extra=log_fields("result-lost", task=self.name, task_id=self.id),
+                extra=log_fields("result-lost", task=self.task.name, task_id=self.id),
             )
             exc_info.exception = Reject(error, requeue=True)
         elif not (comes_back or isinstance(error, (Ignore, Reject, Retry))):
@@ -236,7 +236,7 @@ class RedlockRequest(Request):
             "%s has its result, but its chord may still wait for it. Its message goes "
             "back to its queue: the next copy counts it there.",
             self.humaninfo(),
-            extra=log_fields("chord-left", task=self.name, task_id=self.id),
+            extra=log_fields("chord-left", task=self.task.name, task_id=self.id),
         )
 
     def _is_counted_by_next_copy(self) -> bool:
@@ -346,7 +346,7 @@ class RedlockRequest(Request):
             if looks_for_claim:  # the project has replaced the headers
                 release_claim(runtime, key, self.id, self.task.name)
             if options.registers_successors:
-                withdraw(runtime.redlock, key, self.name, self.id)
+                withdraw(runtime.redlock, key, self.task.name, self.id)
                 runtime.watchdog.resend_releases()
         except Exception:
             # The key may come from a user's function, and this is the main process.
@@ -415,7 +415,7 @@ class RedlockRequest(Request):
             limits = with_copies(limits, self.id)
             released = redlock.release_base(key, self._redlock_base, limits)
             if self.task.lock_options.registers_successors:
-                withdraw(redlock, key, self.name, self.id)
+                withdraw(redlock, key, self.task.name, self.id)
             runtime.watchdog.resend_releases()
             self._tell_of_release(key, released)
         self._look_in_background()
@@ -475,7 +475,7 @@ class RedlockRequest(Request):
         if released:
             where = on_nodes(released, len(runtime_of(self.app).redlock.labels))
             extra = log_fields(
-                "lock-released", task=self.name, task_id=self.id, key=key
+                "lock-released", task=self.task.name, task_id=self.id, key=key
             )
             log.warning(
                 "Released the lock %s of %s %s so far: its process %s is gone.",

@@ -213,15 +213,17 @@ def receive(
     redlock: dict[str, Any] | None = None,
     chord: Any = None,
     received: Any = None,
-    group: str | None = None,
+    sent_with: dict[str, Any] | None = None,
     **delivery: Any,
 ) -> RedlockRequest:
-    """Receive a message as a worker's main process does, with these callbacks."""
+    """Receive a message as a worker's main process does, with these callbacks.
+
+    ``sent_with`` are further options of ``apply_async``.
+    """
     app = worker.app
     task, eventer = app.tasks.get("job") or worker.leased_job(), Eventer()
-    sent = app.amqp.task_protocols[2](
-        worker.call_id, "job", (), {}, expires=60, chord=chord, group_id=group
-    )
+    options = {"expires": 60, "chord": chord, **(sent_with or {})}
+    sent = app.amqp.task_protocols[2](worker.call_id, "job", (), {}, **options)
     sent.headers["redlock"] = redlock
     message = message_of(sent, **delivery)
     made = create_request_cls(RedlockRequest, task, Pool(), "here", eventer)
@@ -504,6 +506,29 @@ def test_killed_child_ends_the_entries_of_a_job_that_does_not_come_back(
 
 
 @pytest.mark.parametrize(
+@pytest.mark.parametrize("ends", ["killed", "revoked"])
+def test_candidate_of_a_call_that_is_shown_under_another_name_ends(
+    worker: Worker, child: subprocess.Popen[bytes], ends: str
+) -> None:
+    """Monitors show the name that ``shadow`` gives; its register has that of its task.
+
+    An older call would else end, because this one is to run instead of it.
+    """
+    task = worker.buffered()
+    task.apply_async((1,), task_id=worker.call_id, shadow="shown")
+    assert worker.announced() == [worker.call_id]
+    request = receive(worker, sent_with={"shadow": "shown"})
+    request.worker_pid = child.pid
+    kill(child)
+
+    if ends == "killed":
+        request.on_failure(failure(WorkerLostError("gone")))
+    else:
+        request._announce_revoked("revoked", False, None, False)  # noqa: FBT003, SLF001  (Celery's)
+
+    assert worker.announced() == []
+
+
     ("ends", "place_is_kept"),
     [
         ("killed", True),
@@ -627,9 +652,9 @@ def test_revoked_call_comes_back_while_a_process_owes_its_chord_the_body(
         "on_ack": lambda *_: outcomes.append("acked"),
         "on_reject": lambda *rejected: outcomes.append("requeued" * rejected[-1]),
     }
-    arrived = {"chord": app.signature("body"), "received": callbacks}
-    request = receive(worker, group="g", **arrived)
-    again = receive(worker, group="g", redelivered=True, **arrived)
+    member = {"chord": app.signature("body"), "sent_with": {"group_id": "g"}}
+    request = receive(worker, received=callbacks, **member)
+    again = receive(worker, received=callbacks, redelivered=True, **member)
     for suffix, value in stored.items():
         app.backend.client.set(app.backend.get_key_for_group("g", suffix), value)
     monkeypatch.setattr("celery.worker.request.revoked_tasks", {worker.call_id})
