@@ -19,7 +19,7 @@ from celery_redlock.options.broker import (
     is_in_memory,
     marks_redeliveries,
 )
-from celery_redlock.task.header import TaskHeader, extract
+from celery_redlock.task.header import TaskHeader, extract, note_published_at
 from celery_redlock.task.message import as_received
 from celery_redlock.task.publishing import end_entries
 from celery_redlock.task.results import has_ended
@@ -92,6 +92,7 @@ class Call:
         if has_order and not header.published:
             now = round(SYSTEM_CLOCK.wall() * 1e6)
             header = header._replace(published=now)
+        note_published_at(request, header.published)
         return cls(
             task=task,
             request=request,

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from celery.app.task import Context
 
 HEADER = "redlock"
+_PUBLISHED = "redlock_published"  # attribute of a request
 _BOOT = secrets.token_hex(16)
 _BASE = re.compile("[0-9a-f]{32}")
 _MOST_COUNT = 2**31 - 1
@@ -278,6 +279,17 @@ def extract(request: Context) -> TaskHeader:
     if headers and HEADER in headers:
         request.headers = clean(headers)
     return TaskHeader.read({HEADER: fields})
+
+
+def note_published_at(request: Context, published: int) -> None:
+    """Note on a ``task.request`` without its header when the call was published."""
+    vars(request)[_PUBLISHED] = published
+
+
+def published_at(request: Context) -> int:
+    """Return when the call of a ``task.request`` was published first; 0: not known."""
+    known = vars(request)
+    return int(known.get(_PUBLISHED) or TaskHeader.read(known).published)
 
 
 def clean(headers: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.call import Call
 from celery_redlock.task.ends import end_refused
 from celery_redlock.task.execution import Execution, State, TaskLock, running
-from celery_redlock.task.header import attach, clean
+from celery_redlock.task.header import attach, clean, published_at
 from celery_redlock.task.message import SentMessage, as_received, key_to_publish
 from celery_redlock.task.publishing import called_with, publish, with_conflict
 from celery_redlock.task.results import close_old_connections
@@ -486,23 +486,21 @@ class SingletonTask(_Base[P, R]):
             )
         return super().replace(sig)
 
-    def signature_from_request(self, *args: Any, **kwargs: Any) -> Any:
+    def signature_from_request(
+        self, request: Context | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """Return the call for a retry, without the header of this package.
 
         Only the time of publishing is kept: a retry is no newer than its call.
         """
-        signature = super().signature_from_request(*args, **kwargs)
-        options, execution = signature.options, running()
+        request = self.request if request is None else request
+        signature = super().signature_from_request(request, *args, **kwargs)
+        options, ours = signature.options, self.lock_options
         if options.get("headers"):
             options["headers"] = clean(options["headers"])
-        call = execution and execution.call
-        if (
-            self.lock_options
-            and (self.lock_options.registers_successors or self.lock_options.in_order)
-            and call
-            and call.task is self
-        ):
-            options["headers"] = attach(options.get("headers"), call.header.published)
+        has_order = ours and (ours.registers_successors or ours.in_order)
+        if has_order and (published := published_at(request)):
+            options["headers"] = attach(options.get("headers"), published)
         return signature
 
 

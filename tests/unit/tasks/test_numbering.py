@@ -80,6 +80,18 @@ def test_call_that_returns_after_a_lost_lock_is_first_again(worker: Worker) -> N
     assert places(worker) == [first.id, second.id]
 
 
+def test_retry_after_a_refusal_keeps_its_number(worker: Worker) -> None:
+    """``autoretry_for`` sends it again before its body has begun: it is no newer."""
+    task = ordered(worker, on_backend_error="raise", autoretry_for=(QuorumUnreachable,))
+    first = task.delay(1)
+    worker.nodes.partition(0, 1, 2)
+
+    assert worker.run(task, 1, id=first.id).state == "RETRY"
+
+    numbers = [headers["redlock"]["published"] for headers, _ in worker.published]
+    assert numbers == [numbers[0]] * 2
+
+
 def test_call_that_cannot_learn_its_place_does_not_run(worker: Worker) -> None:
     """Nodes that vote on its lock need not have told who is before it: an outage."""
     task = ordered(worker, on_backend_error="raise")
