@@ -57,9 +57,14 @@ from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.call import Call
 from celery_redlock.task.ends import end_refused
 from celery_redlock.task.execution import Execution, State, TaskLock, running
-from celery_redlock.task.header import attach, clean, published_at
+from celery_redlock.task.header import TaskHeader, attach, clean, published_at
 from celery_redlock.task.message import SentMessage, as_received, key_to_publish
-from celery_redlock.task.publishing import called_with, publish, with_conflict
+from celery_redlock.task.publishing import (
+    called_with,
+    publish,
+    release_claim,
+    with_conflict,
+)
 from celery_redlock.task.results import close_old_connections
 from celery_redlock.task.tracer import RefusalTracer
 
@@ -545,13 +550,19 @@ def _sent(task: Task, send: Callable[..., Any], /, *args: Any, **options: Any) -
     """Send a call. Its result says that there was no conflict, as far as is known.
 
     If the call that runs here is sent once more, its old copy is acknowledged when this
-    returns. So this returns when the broker has the new one.
+    returns. So this returns when the broker has the new one. If it could not be sent,
+    the claim that was taken for it ends.
     """
     task_id = options.get("task_id")
     if not task_id or task_id != task.request.id:
         return with_conflict(send(*args, **options))
-    with confirmed(task.app) as sure:
-        return with_conflict(send(*args, **options | sure))
+    try:
+        with confirmed(task.app) as sure:
+            return with_conflict(send(*args, **options | sure))
+    except BaseException:
+        if claim := TaskHeader.read(options.get("headers")).claim:
+            release_claim(runtime_of(task.app), claim, task_id, task.name)
+        raise
 
 
 class NextToCelery(Task):

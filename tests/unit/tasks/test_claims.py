@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import chain, chord, group, states
 from celery.signals import beat_init
+from kombu.exceptions import OperationalError
 
 from celery_redlock import DuplicateTask, QuorumUnreachable
 from celery_redlock.app.runtime import runtime_of
@@ -486,6 +487,27 @@ def test_claim_is_taken_again_by_a_job_that_retries_itself(worker: Worker) -> No
     assert task.delay().id == first.id
     worker.run(task, id=first.id, retries=1)
     assert worker.claims() == {}
+
+
+def test_claim_is_released_if_a_retry_could_not_be_sent(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job has ended, and Celery before 5.7 stores no result that says so."""
+    task = retrying(worker)
+    first = task.delay()
+    worker.collect()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OperationalError("the broker is away")
+
+    monkeypatch.setattr(worker.app, "send_task", refuse)
+    run = worker.run(task, id=first.id)
+    monkeypatch.undo()
+
+    assert run.state == states.REJECTED
+    assert worker.claims() == {}
+    again = task.delay()
+    assert worker.messages() == [again.id]
 
 
 def test_retry_is_published_beside_a_waiting_job(worker: Worker) -> None:
