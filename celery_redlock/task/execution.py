@@ -370,7 +370,9 @@ class Execution(TaskLock):
     def _try_until_decided(self) -> Lease | None:
         if self.call.is_redelivered:
             drop_if_finished(self.call)
-        if self.call.header.slot:
+        # Where the latest call runs, the first message of the slot may have ended in
+        # favour of this one: to drop it, too, would leave none.
+        if self.call.header.slot and self.call.options.task.keeps != "latest":
             drop_if_sent_twice(self.call)
         wait: float | None = 0.0
         while wait is not None:

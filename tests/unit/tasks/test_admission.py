@@ -433,6 +433,19 @@ def test_second_message_is_no_conflict(worker: Worker) -> None:
     assert worker.published == []
 
 
+@pytest.mark.parametrize("policy", ["buffer_one", "cancel_running"])
+def test_second_message_takes_the_place_of_a_first_one_that_waits(
+    worker: Worker, policy: str
+) -> None:
+    """Of the calls that wait the latest runs: to drop it, too, would leave none."""
+    task = worker.leased_job(on_conflict=policy)
+    headers = {"redlock": SLOT}
+    first, second = (task.apply_async(headers=headers) for _ in range(2))
+
+    assert worker.run(task, id=first.id).stored == states.REVOKED
+    assert worker.run(task, id=second.id).result is True
+
+
 def test_slots_are_different_by_entry_and_time(worker: Worker) -> None:
     """The next night is another slot; a call without a slot is never skipped."""
     task = worker.leased_job()
