@@ -85,6 +85,7 @@ from celery_redlock.line.backlog import note_run
 from celery_redlock.locking import Hold
 from celery_redlock.locks.lease import Holder, Lease, note_body
 from celery_redlock.locks.limits import with_copies
+from celery_redlock.options.lock_options import takes_lock
 from celery_redlock.policies import (
     Abort,
     CancelRunning,
@@ -94,6 +95,7 @@ from celery_redlock.policies import (
 )
 from celery_redlock.scripts.keys import shown
 from celery_redlock.task.awaitables import PLAIN, is_lazy, refuse_awaitable
+from celery_redlock.task.call import Call
 from celery_redlock.task.decided import (
     DecidedConflict,
     DecidedLoss,
@@ -108,7 +110,8 @@ from celery_redlock.task.ends import (
     end_as_revoked,
     wait_for_result,
 )
-from celery_redlock.task.interrupt import interrupter
+from celery_redlock.task.header import HEADER
+from celery_redlock.task.interrupt import Interrupter, interrupter
 from celery_redlock.task.line_entry import LineEntry
 from celery_redlock.task.publishing import conflict_with
 
@@ -123,7 +126,6 @@ if TYPE_CHECKING:
     from celery_redlock.line.claims import ExistingJob
     from celery_redlock.locks.limits import Limits
     from celery_redlock.options.lock_options import ResolvedOptions
-    from celery_redlock.task.call import Call
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +133,7 @@ _T = TypeVar("_T")
 _PATIENCE = 1.0  # seconds for which a call with split votes waits in its process
 _INTERRUPT_EVERY = 5.0  # seconds in which a body may tidy up before the next interrupt
 _LOOK_EVERY = 0.05  # seconds, where no body can be interrupted yet
+_OVER = (states.SUCCESS, states.IGNORED)
 
 _running: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
     "celery_redlock_running", default=None
@@ -743,10 +746,13 @@ def _renew_now(**_: object) -> None:
         execution.call.runtime.watchdog.renew_now(execution.lease)
 
 
-def _when_task_has_ended(sender: Task, task_id: str = "", **_: object) -> None:
+def _when_task_has_ended(
+    sender: Task, task_id: str = "", state: str = "", retval: Any = None, **_: object
+) -> None:
     """Release the lock that was kept for a retry, and one that was left held.
 
-    The id is not enough: a body may apply a step of it under its own id.
+    The id is not enough: a body may apply a step of it under its own id. A call whose
+    header is still there has never asked for its lock, and ends its entries here.
     """
     retried = _retried.get()
     if retried and retried.call.id == task_id:
@@ -756,6 +762,17 @@ def _when_task_has_ended(sender: Task, task_id: str = "", **_: object) -> None:
     if execution and execution.call.request is sender.request_stack.top:
         _running.set(None)
         execution.release_left()
+    is_over = state in _OVER or (state == states.REJECTED and not retval.requeue)
+    if is_over and HEADER in vars(sender.request) and takes_lock(sender):
+        _end_entries(sender, sender.request)
+
+
+def _end_entries(task: Task, request: Context) -> None:
+    """End the entries of a call that a hook has ended before its lock was asked for."""
+    args, kwargs = tuple(request.args or ()), dict(request.kwargs or {})
+    line = LineEntry(Call.of(task, request, args, kwargs), Interrupter())
+    line.withdraw()
+    line.end()
 
 
 signals.lock_heartbeat.connect(_renew_now, weak=False)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Task, signals, states
+from celery.exceptions import Ignore, Reject
 
 from celery_redlock import current_lease
+from celery_redlock.line.backlog import place_of_next
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,3 +103,34 @@ def test_hooks_of_a_call_are_those_of_the_docs(
     }
     column = ENDS.index(end)
     assert cells == {hook: row[column] for hook, row in documented().items()}
+
+
+@pytest.mark.parametrize(
+    ("end", "is_over"),
+    [(Ignore(), True), (Reject("why"), True), (Reject("why", requeue=True), False)],
+    ids=["ignored", "rejected", "requeued"],
+)
+def test_hook_that_ends_a_call_before_its_lock_is_asked_for_ends_its_entries(
+    worker: Worker, end: Exception, *, is_over: bool
+) -> None:
+    """Celery stores no result of such a call, so nothing else would end them."""
+
+    def stop(*_: Any) -> None:
+        raise end
+
+    claimed = worker.unique_job(
+        before_start=stop,
+        in_order=True,
+        on_conflict={"publish": "skip", "execute": "retry"},
+    )
+    followed = worker.buffered(name="followed", before_start=stop)
+    first, second = claimed.delay(0), followed.delay(0)
+
+    worker.run(claimed, 0, id=first.id)
+    worker.run(followed, 0, id=second.id)
+
+    place = place_of_next(worker.rival, "k:0")
+    assert place is not None
+    assert list(worker.claims()) == [first.id] * (not is_over)
+    assert place.before == (not is_over)
+    assert worker.announced(task="followed") == [second.id] * (not is_over)
