@@ -22,6 +22,7 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import celery
 import kombu
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu.exceptions import OperationalError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _KOMBU: Any = kombu  # has no types
 _DELAY = re.compile(r"^(?:[01]\.){28}")  # in front of the routing key
+_RETRIES_LOST = "retry_on_worker_lost"
 _CONSUMER_TIMEOUT = 1800.0  # seconds: RabbitMQ's default
 
 
@@ -85,6 +87,11 @@ def acks_timeouts(task: Task) -> bool:
     """
     usual = task.acks_on_failure_or_timeout  # all that versions before 5.7 have
     return not task.acks_late or bool(getattr(task, "acks_on_timeout", usual))
+
+
+def retries_lost(task: Task) -> bool:
+    """Tell whether Celery retries a call whose process was lost: from 5.7 on."""
+    return hasattr(celery.Task, _RETRIES_LOST) and bool(getattr(task, _RETRIES_LOST))
 
 
 def loses_publications(app: Celery) -> bool:

@@ -8,7 +8,8 @@ sent by                        claim of the call
 ``delay``, ``apply_async``     Taken before the message is sent, also with a
                                countdown or an eta. If another job is here,
                                ``on_conflict`` decides whether the call is sent.
-``self.retry()``, republish    Taken again if it is free. The call is always sent.
+``self.retry()``, republish    Taken again if it is free. The call is always sent. So
+                               it is by ``retry_on_worker_lost``.
 group, chord, chain, links,    None. The call is always sent: another call may
 or with a ``task_id``          already wait for the result of this task id. The
                                worker deduplicates the call when it starts.

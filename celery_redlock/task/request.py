@@ -53,7 +53,11 @@ from celery_redlock.basics.text import check_id, on_nodes
 from celery_redlock.line.backlog import keep_place
 from celery_redlock.line.successors import withdraw
 from celery_redlock.locks.limits import with_copies
-from celery_redlock.options.broker import acks_timeouts, marks_redeliveries
+from celery_redlock.options.broker import (
+    acks_timeouts,
+    marks_redeliveries,
+    retries_lost,
+)
 from celery_redlock.scripts.keys import shown
 from celery_redlock.task.ends import EndedAsRevoked, body_is_owed
 from celery_redlock.task.header import TaskHeader, fault_of, mint
@@ -158,9 +162,10 @@ class RedlockRequest(Request):
             usual = {"terminated": False, "signum": None, "expired": False}
             self.send_event("task-revoked", **{**usual, **error.facts})
         elif isinstance(error, _DIED):
-            self._release_lock(ended=not comes_back)
             is_over = self._already_cancelled or self._already_revoked
             is_lost = not is_over and not isinstance(error, Terminated)
+            is_retried = is_lost and self._is_retried()
+            self._release_lock(ended=not (comes_back or is_retried))
             if is_lost and self._may_have_left_its_chord():
                 exc_info.exception = Reject(error, requeue=True)
         elif isinstance(error, TimeLimitExceeded) and self._may_have_left_its_chord():
@@ -189,7 +194,29 @@ class RedlockRequest(Request):
         if self._already_cancelled:  # the connection was lost
             return isinstance(error, _DIED)
         is_lost = isinstance(error, (WorkerLostError, SystemExit))
-        return bool(is_lost and task.reject_on_worker_lost)
+        return bool(is_lost and task.reject_on_worker_lost and not retries_lost(task))
+
+    def _is_retried(self) -> bool:
+        """Tell whether Celery retries a call whose child was lost."""
+        most = self.task.max_retries
+        is_left = most is None or self._context.retries < most
+        return retries_lost(self.task) and is_left
+
+    def _retry_worker_lost(self, *lost: Any) -> bool:
+        """Retry a call whose child was lost, as its body would; Celery 5.7 calls this.
+
+        By its request `SingletonTask` knows the call: it takes its claim again, and
+        returns when the broker has the message.
+        """
+        celerys: Any = super()
+        self.task.request_stack.push(self._context)
+        try:
+            is_sent = bool(celerys._retry_worker_lost(*lost))  # noqa: SLF001
+        finally:
+            self.task.request_stack.pop()
+        if not (is_sent or (self.task.acks_late and self.task.reject_on_worker_lost)):
+            self._end_entries()
+        return is_sent
 
     def _has_success(self) -> bool:
         """Tell whether Celery acknowledges the message, for its child stored SUCCESS.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import states
+from celery.worker.request import Request
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.operations.doctor import Case
@@ -58,6 +59,23 @@ def test_queued_lets_one_wait_and_another_one_as_soon_as_that_runs(
     here.finish(key, first, second)
     assert [run.task_id for run in here.stage.runs(key)] == [first.id, second.id]
     assert here.stage.overlaps(key) == []
+
+
+@pytest.mark.skipif(
+    not hasattr(Request, "_retry_worker_lost"), reason="Celery does not retry it"
+)
+def test_call_that_celery_retries_for_its_killed_child_is_claimed_again(
+    prefork: Deployment, key: str
+) -> None:
+    """It waits for its countdown; until then no second call is published."""
+    call = prefork.begin("one-queued-retried", key)
+
+    prefork.kill_child(key)
+
+    until(lambda: call.state == states.RETRY, what="the retry")
+    assert prefork.send("one-queued-retried", key).id == call.id
+    prefork.finish(key, call)
+    assert [run.task_id for run in prefork.stage.runs(key)] == [call.id] * 2
 
 
 def test_unique_for_lasts_longer_than_the_run(here: Deployment, key: str) -> None:

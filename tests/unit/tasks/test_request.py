@@ -28,6 +28,7 @@ from celery.exceptions import (
     WorkerLostError,
 )
 from celery.worker.request import Request, create_request_cls
+from kombu.exceptions import OperationalError
 
 # pytest rewrites modules as they are imported. In two threads at once that is an error
 # in CPython 3.11, and the thread that looks for a lock imports this one.
@@ -505,7 +506,6 @@ def test_killed_child_ends_the_entries_of_a_job_that_does_not_come_back(
     assert place.before == late
 
 
-@pytest.mark.parametrize(
 @pytest.mark.parametrize("ends", ["killed", "revoked"])
 def test_candidate_of_a_call_that_is_shown_under_another_name_ends(
     worker: Worker, child: subprocess.Popen[bytes], ends: str
@@ -529,6 +529,7 @@ def test_candidate_of_a_call_that_is_shown_under_another_name_ends(
     assert worker.announced() == []
 
 
+@pytest.mark.parametrize(
     ("ends", "place_is_kept"),
     [
         ("killed", True),
@@ -588,6 +589,98 @@ def test_place_in_the_line_of_a_call_that_succeeded_ends(
     place = place_of_next(worker.rival, "k")
     assert place is not None
     assert place.before == 0
+
+
+lost_calls = pytest.mark.skipif(
+    not hasattr(Request, "_retry_worker_lost"), reason="Celery does not retry them"
+)
+
+
+def lost(worker: Worker, child: subprocess.Popen[bytes], **options: Any) -> Any:
+    """Receive a call that Celery retries if its process is lost, and let it run."""
+    worker.leased_job(
+        on_conflict={"publish": "skip", "execute": "retry"},
+        unique_while="queued",
+        in_order=True,
+        **{"retry_on_worker_lost": True, **options},
+    )
+    header = {**claim(worker, KEY), "line": [KEY, 3600.0], "published": 7}
+    queue = worker.app.conf.task_default_queue
+    request = receive(worker, redlock=header, routing_key=queue)
+    request.worker_pid = child.pid
+    join_backlog(worker.rival, KEY, worker.call_id, since=7)
+    base = request.request_dict["redlock"]["base"]
+    worker.rival.acquire(KEY, base=base, holder=Holder.here(task_id=str(request.id)))
+    return request
+
+
+@lost_calls
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("exits", [False, True], ids=["killed", "exits"])
+def test_retry_of_a_lost_call_keeps_its_number_and_its_claim(
+    worker: Worker, child: subprocess.Popen[bytes], *, late: bool, exits: bool
+) -> None:
+    """It is like a retry of the body: no newer, and no second one waits beside it.
+
+    billiard reports ``sys.exit`` while the process still runs.
+    """
+    request = lost(worker, child, acks_late=late, reject_on_worker_lost=late)
+
+    if exits:
+        request.on_failure(failure(SystemExit(1)))
+        kill(child)
+    else:
+        kill(child)
+        request.on_failure(failure(WorkerLostError("gone")))
+
+    until(lambda: not is_locked(worker), what="the release of the lock")
+    worker.collect()
+    ((headers, _),) = worker.published
+    assert (headers["id"], headers["retries"]) == (worker.call_id, 1)
+    assert headers["redlock"] == {"published": 7, "claim": KEY}
+    assert list(worker.claims(KEY)) == [worker.call_id]
+
+
+@lost_calls
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+def test_lost_call_without_a_retry_left_ends_its_entries(
+    worker: Worker, child: subprocess.Popen[bytes], *, late: bool
+) -> None:
+    """Celery does not deliver it again then, also with ``reject_on_worker_lost``."""
+    options = {"acks_late": late, "reject_on_worker_lost": late, "max_retries": 0}
+    request = lost(worker, child, **options)
+    kill(child)
+
+    request.on_failure(failure(WorkerLostError("gone")))
+
+    assert worker.claims(KEY) == {}
+    place = place_of_next(worker.rival, KEY)
+    assert place is not None
+    assert place.before == 0
+
+
+@lost_calls
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+def test_lost_call_whose_retry_cannot_be_sent_waits_only_if_it_comes_back(
+    worker: Worker,
+    child: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    late: bool,
+) -> None:
+    """Celery then does what it does without ``retry_on_worker_lost``."""
+    request = lost(worker, child, acks_late=late, reject_on_worker_lost=late)
+    kill(child)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OperationalError("the broker is away")
+
+    monkeypatch.setattr(worker.app, "send_task", refuse)
+    request.on_failure(failure(WorkerLostError("gone")))
+
+    place = place_of_next(worker.rival, KEY)
+    assert place is not None
+    assert place.before == late
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # in Celery

@@ -230,6 +230,12 @@ gated(
     on_conflict={"publish": "skip", "execute": "wait"},
     wait_timeout=30,
 )
+gated(
+    "one-queued-retried",
+    unique_while="queued",
+    retry_on_worker_lost=True,
+    default_retry_delay=3,
+)
 gated("one-at-all", unique_while="queued_or_running")
 quick("one-in-a-while", unique_for=COOL_DOWN)
 
