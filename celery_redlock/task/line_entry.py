@@ -92,10 +92,11 @@ class LineEntry:
             release_claim(call.runtime, claim, call.id, call.task.name)
 
     def withdraw(self) -> None:
-        """Leave backlog and register: the call does not wait any more."""
-        self._leave_backlog()
-        if self.call.task.lock_options.registers_successors:
-            self._withdraw_candidate()
+        """Leave the register: the call ends, or runs without the lock."""
+        call, self._keep = self.call, ""
+        is_known = call.id and not call.request.is_eager
+        if is_known and call.task.lock_options.registers_successors:
+            withdraw(self._redlock, call.key, call.task.name, call.id)
 
     def republish(self, reason: RedlockError, countdown: float, **header: Any) -> float:
         """Send the call again, in its place; see ``ends.republish``.
@@ -248,11 +249,6 @@ class LineEntry:
             if reply.by is not None:
                 raise self._superseded(reply.by)
 
-    def _withdraw_candidate(self) -> None:
-        call, self._keep = self.call, ""
-        if call.id and not call.request.is_eager:
-            withdraw(self._redlock, call.key, call.task.name, call.id)
-
     def _asked(self, ask: Callable[[], RegisterReply]) -> RegisterReply:
         """Return the reply of the nodes; withdraw named calls that never run.
 
@@ -277,7 +273,7 @@ class LineEntry:
         """Return the exception that ends a call, because another one runs instead."""
         call, holder = self.call, held.holder if held is not None else None
         policy = CancelRunning.name if self._replaces else BufferOne.name
-        self._withdraw_candidate()
+        self.withdraw()
         error = DuplicateTask(
             f"{call} did not run (on_conflict: {policy}): {by} runs instead. Of the "
             f"calls that wait for the lock {call.key!r} only one runs.",
