@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from contextvars import ContextVar
-from datetime import datetime, timezone
 from logging import DEBUG, INFO
 from typing import TYPE_CHECKING, Any
 
@@ -153,11 +152,12 @@ def drop_if_finished(call: Call) -> None:
     raise Ignore(f"{call} has finished already")
 
 
-def drop_if_outdated(call: Call) -> None:
-    """End a copy that has expired, or of which another copy has finished."""
-    drop_if_finished(call)
-    expires = call.expires()
-    if expires and datetime.now(timezone.utc).timestamp() > expires:
+def drop_if_expired(call: Call) -> None:
+    """End a call that has expired while it waited, or a copy that has.
+
+    The worker's main process looks before a call begins, and leaves copies to this.
+    """
+    if SYSTEM_CLOCK.wall() > call.expires():
         log.info("%s has expired.", call, extra=call.log_fields("expired"))
         raise end_as_revoked(call, TaskRevokedError("expired"), expired=True)
 

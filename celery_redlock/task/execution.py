@@ -14,7 +14,7 @@ What a call that *tries* does next:
 the nodes say                       then
 ==================================  ==========================================
 granted                             the call runs, unless it is a copy of a call
-                                    that has ended, or a copy that has expired
+                                    that has ended, or has expired
 a majority names another call       it is a duplicate: ``on_conflict``
 one has succeeded (``unique_for``)  the same
 a majority names this very call     another copy of it runs: this copy is
@@ -104,8 +104,8 @@ from celery_redlock.task.decided import (
 )
 from celery_redlock.task.ends import (
     comes_back,
+    drop_if_expired,
     drop_if_finished,
-    drop_if_outdated,
     drop_if_sent_twice,
     end_as_revoked,
     wait_for_result,
@@ -440,11 +440,12 @@ class Execution(TaskLock):
             met_copy = call.header.met_copy
             if met_copy or self._has_waited:
                 self._wait(lambda: wait_for_result(call, met_copy=met_copy))
-            drop_if_outdated(call)
-        elif call.header.deferred:
-            # The process that published this copy may have been killed right then:
-            # its own message came back, and may have run before this one.
+        if call.is_redelivered or call.header.deferred:
+            # The process that published a deferred copy may have been killed right
+            # then: its own message came back, and may have run before this one.
             drop_if_finished(call)
+        if call.request.expires:
+            drop_if_expired(call)
         self._line.start()
         other = self._line.cooling() if call.options.task.unique_for else None
         return other is None or self._may_run_in_cool_down(other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from celery_redlock import DuplicateTask, LockContended, QuorumUnreachable
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit, with_copies
+from celery_redlock.policies import Conflict, Wait
 from celery_redlock.task.call import Call
 from celery_redlock.task.header import mint
 from celery_redlock.testing import FakeClock, SignalRecorder
@@ -347,6 +349,26 @@ def test_redelivered_call_that_has_expired_ends_as_expired(worker: Worker) -> No
 
     assert run.stored == states.REVOKED
     assert isinstance(run.result, TaskRevokedError)
+
+
+def test_call_that_expires_while_it_waits_in_its_process_does_not_run(
+    worker: Worker,
+) -> None:
+    """The main process has looked at the expiry before the wait began."""
+    with ExitStack() as holding:
+
+        def wait(_: Conflict) -> Wait:
+            holding.close()
+            return Wait(1.0)
+
+        holding.enter_context(worker.held())
+        task = worker.leased_job(unique_while="queued", on_conflict=wait)
+        run = worker.run(task, id=task.delay().id, expires=in_seconds(-1))
+
+    assert (run.state, run.stored) == IGNORED
+    assert isinstance(run.result, TaskRevokedError)
+    assert worker.claims(KEY) == {}
+    assert worker.rival.inspect(KEY).holder is None
 
 
 def test_app_without_a_result_backend_is_no_error(
