@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 
 from celery_redlock import Redlock, singleton_task
 from celery_redlock.basics.finding_codes import FINDING_CODES
@@ -400,6 +400,13 @@ def test_acks_late_without_reject_on_worker_lost() -> None:
     assert everywhere.code == "acks-late"
     both = {"task_acks_late": True, "task_reject_on_worker_lost": True}
     assert found(settings.acks_late, settings=both) == []
+
+
+def test_call_that_celery_retries_for_its_lost_process_is_not_lost() -> None:
+    """Celery before 5.7 does not know the option, which is then an attribute alone."""
+    findings = found(settings.acks_late, acks_late=True, retry_on_worker_lost=True)
+
+    assert len(findings) == (not hasattr(Task, "retry_on_worker_lost"))
 
 
 @pytest.mark.parametrize(

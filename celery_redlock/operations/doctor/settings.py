@@ -21,7 +21,7 @@ from celery_redlock.operations.doctor.rule import (
     LockTask,
     rule,
 )
-from celery_redlock.options.broker import loses_publications
+from celery_redlock.options.broker import loses_publications, retries_lost
 from celery_redlock.options.lock_options import takes_lock
 from celery_redlock.policies import Retry, Skip, given_at
 
@@ -188,7 +188,8 @@ def confirms(case: Case) -> Iterator[Finding]:
 @rule("Task")
 def acks_late(it: LockTask, _: Case) -> Iterator[Finding]:
     """Find tasks whose calls are lost with a killed process."""
-    if it.task.acks_late and not it.task.reject_on_worker_lost:
+    comes_back = it.task.reject_on_worker_lost or retries_lost(it.task)
+    if it.task.acks_late and not comes_back:
         yield Finding(
             "acks-late",
             WARNING,
