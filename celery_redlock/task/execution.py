@@ -764,16 +764,25 @@ def _when_task_has_ended(
         _running.set(None)
         execution.release_left()
     is_over = state in _OVER or (state == states.REJECTED and not retval.requeue)
-    if is_over and HEADER in vars(sender.request) and takes_lock(sender):
-        _end_entries(sender, sender.request)
+    has_begun = HEADER not in vars(sender.request)
+    if (is_over or state == states.RETRY) and not has_begun and takes_lock(sender):
+        _end_entries(sender, sender.request, comes_back=not is_over)
 
 
-def _end_entries(task: Task, request: Context) -> None:
-    """End the entries of a call that a hook has ended before its lock was asked for."""
+def _end_entries(task: Task, request: Context, *, comes_back: bool) -> None:
+    """End the entries of a call that a hook has ended before its lock was asked for.
+
+    A retry has the claim, and gets a place when it asks for its lock.
+    """
     args, kwargs = tuple(request.args or ()), dict(request.kwargs or {})
-    line = LineEntry(Call.of(task, request, args, kwargs), Interrupter())
-    line.withdraw()
-    line.end()
+    call = Call.of(task, request, args, kwargs)
+    line = LineEntry(call, Interrupter())
+    if comes_back:
+        line.leave_backlog()
+    else:
+        line.withdraw()
+        line.end()
+    call.runtime.watchdog.resend_releases()
 
 
 signals.lock_heartbeat.connect(_renew_now, weak=False)

@@ -86,7 +86,7 @@ class LineEntry:
 
     def end(self) -> None:
         """Leave the backlog and release the claim: the call begins, or has ended."""
-        self._leave_backlog()
+        self.leave_backlog()
         call = self.call
         if claim := call.header.claim:
             release_claim(call.runtime, claim, call.id, call.task.name)
@@ -190,7 +190,8 @@ class LineEntry:
             in_order=self.call.options.task.in_order,
         )
 
-    def _leave_backlog(self) -> None:
+    def leave_backlog(self) -> None:
+        """Leave the backlog, if the call is in one."""
         if self._is_in_backlog:
             self._is_in_backlog = False
             call, in_order = self.call, self.call.options.task.in_order

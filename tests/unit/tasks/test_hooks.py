@@ -134,3 +134,24 @@ def test_hook_that_ends_a_call_before_its_lock_is_asked_for_ends_its_entries(
     assert list(worker.claims()) == [first.id] * (not is_over)
     assert place.before == (not is_over)
     assert worker.announced(task="followed") == [second.id] * (not is_over)
+
+
+def test_retry_of_a_hook_keeps_the_claim_and_gives_up_its_place(worker: Worker) -> None:
+    """Like a retry of the body it holds up no other before it asks for its lock."""
+
+    def again(task: Task, *_: Any) -> None:
+        raise task.retry(countdown=1)
+
+    job = worker.unique_job(
+        before_start=again,
+        in_order=True,
+        on_conflict={"publish": "skip", "execute": "retry"},
+    )
+    first = job.delay(0)
+
+    assert worker.run(job, 0, id=first.id).stored == states.RETRY
+
+    place = place_of_next(worker.rival, "k:0")
+    assert place is not None
+    assert place.before == 0
+    assert list(worker.claims()) == [first.id]
