@@ -245,7 +245,7 @@ class Scrape:
         return body
 
     def close(self) -> None:
-        """Close the connections. The next scrape opens them again."""
+        """Close its own connections. The next scrape opens them again."""
         self._collector.close()
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_OWN = "own"
 _GAUGES = {  # name: (help text, labels)
     "build_info": (
         "1 for each process that is scraped; its labels have the versions.",
@@ -98,7 +99,7 @@ class StateCollector:
         self._app = app
         self._service = service
         self._counts_locks = counts_locks
-        self._redlock: Redlock | None = None
+        self._made: dict[str, Redlock] = {}
         self._has_candidates = False
 
     def describe(self) -> list[GaugeMetricFamily]:
@@ -109,7 +110,7 @@ class StateCollector:
         """Ask the nodes, and yield the gauges."""
         yield _build_info()
         try:
-            redlock = self._redlock = self._redlock or self._own_redlock()
+            redlock = self._service or self._own_redlock()
         except ConfigurationError as error:
             log.error("The nodes cannot be asked: %s", error)  # noqa: TRY400  (it says all)
             return
@@ -125,18 +126,19 @@ class StateCollector:
             yield from self._leadership(redlock)
 
     def close(self) -> None:
-        """Close the connections. The next scrape opens them again."""
-        if self._redlock is not None:
-            self._redlock.close()
+        """Close its own connections. The next scrape opens them again."""
+        for own in self._made.values():
+            own.close()
 
     def _own_redlock(self) -> Redlock:
         """Return a lock service of its own: a scrape never makes a task wait."""
-        if self._service is not None:
-            return self._service
+        if own := self._made.get(_OWN):
+            return own
         runtime = runtime_of(self._app)
         own = redlock_from(runtime.settings)
         own.asks_for_votes = runtime.redlock.asks_for_votes
-        return own
+        # If two scrapes come here at once, both get the same service.
+        return self._made.setdefault(_OWN, own)
 
     def _leadership(self, redlock: Redlock) -> Iterator[GaugeMetricFamily]:
         found = leadership_of(redlock, election_key(self._app))

@@ -53,6 +53,7 @@ _MOST_BYTES = 1 << 16  # of a form
 _MOST_FIELDS = 100
 _MOST_LETTERS = 200  # of a name and of a reason
 _TOOL = "celery redlock web"
+_MADE = "made"
 _FILES = {
     "page.css": "text/css",
     "page.js": "text/javascript",
@@ -192,7 +193,7 @@ class LockPage:
         self._mutex = threading.Lock()
         self._snapshot: _Snapshot | None = None
         self._guesses = Guesses()
-        self._metrics: Any = None
+        self._metrics: dict[str, Any] = {}
 
     @property
     def may_release(self) -> bool:
@@ -201,8 +202,8 @@ class LockPage:
 
     def close(self) -> None:
         """Close the connections of the metrics. The next request opens them again."""
-        if self._metrics is not None:
-            self._metrics.close()
+        for metrics in self._metrics.values():
+            metrics.close()
 
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
@@ -282,10 +283,12 @@ class LockPage:
             from celery_redlock.metrics import Scrape  # noqa: PLC0415  (an extra)
         except ImportError:
             return _Response(_NO_METRICS, _TEXT, HTTPStatus.NOT_FOUND)
-        if self._metrics is None:
-            self._metrics = Scrape(self._app, self._service)
+        metrics = self._metrics.get(_MADE)
+        if metrics is None:  # if two scrapes come here at once, both get the same
+            made = Scrape(self._app, self._service)
+            metrics = self._metrics.setdefault(_MADE, made)
         told: list[Any] = []
-        body = b"".join(self._metrics(request.environ, lambda *head: told.extend(head)))
+        body = b"".join(metrics(request.environ, lambda *head: told.extend(head)))
         status, headers = int(told[0].split()[0]), dict(told[1])
         kind = headers.pop("Content-Type", _TEXT)
         return _Response(body, kind, status, (*headers.items(),))

@@ -285,6 +285,23 @@ def test_page_of_a_lock_service_needs_no_app(office: Office) -> None:
     page.close()
 
 
+def test_page_leaves_the_connections_of_its_lock_service_open(office: Office) -> None:
+    """The service is the caller's, who may hold locks with it."""
+
+    def connected() -> set[str]:
+        return set(re.findall(r"\bid=(\d+)", node.command("CLIENT", "LIST")))
+
+    node = office.nodes.nodes[0]
+    page = web.page(office.service)
+    office.hold("invoice:42")
+    before = connected()
+
+    office.get("/metrics", page=page)
+    page.close()
+
+    assert before <= connected()
+
+
 def test_page_of_an_app_without_nodes_says_so(office: Office) -> None:
     """A missing setting is a sentence on the page, and the health is bad."""
     page = web.page(Celery("bare", set_as_current=False))

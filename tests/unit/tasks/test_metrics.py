@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,9 @@ from prometheus_client import generate_latest
 from celery_redlock import DuplicateTask, LockHeld, metrics
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.election import Elector
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.metrics import instruments
+from celery_redlock.metrics.collector import StateCollector
 from celery_redlock.metrics.instruments import instruments_in
 from celery_redlock.policies import Raise
 from celery_redlock.signals import (
@@ -327,6 +330,38 @@ def test_locks_of_another_app_are_not_counted(worker: Worker, counts: Registry) 
 
     assert events.names == ["lock_acquired", "lock_released"]
     assert 'task="job"' not in text_of(counts)
+
+
+class Meeting(Redlock):
+    """A lock service at which two threads meet."""
+
+    met = threading.Barrier(2, timeout=10.0)
+
+    @property
+    def asks_for_votes(self) -> bool:
+        """Whether it may ask for votes, when both want to know."""
+        self.met.wait()
+        return True
+
+    @asks_for_votes.setter
+    def asks_for_votes(self, _: bool) -> None:
+        pass
+
+
+def test_first_scrapes_at_once_make_one_lock_service() -> None:
+    """Else nothing closes the connections of the other one."""
+    app = Celery("scraped", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]
+    runtime_of(app).use(Meeting(app.conf.redlock_nodes))
+    collector = StateCollector(app)
+
+    def service(_: int) -> Redlock:
+        return collector._own_redlock()  # noqa: SLF001  (what a scrape asks)
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(service, range(2))
+
+    assert first is second
 
 
 def test_metrics_can_be_installed_before_the_settings(nodes: FakeNodes) -> None:
