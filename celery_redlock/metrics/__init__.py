@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from billiard.process import current_process
 from celery import signals as celery_signals
 from celery.concurrency import get_implementation
 from prometheus_client import (
@@ -73,7 +74,8 @@ def install(
         app: The Celery app.
         port: The port of the main process of a worker, and of a beat; by default they
             do not listen. If the port is in use, the worker logs an error and runs
-            without it. So give each worker of a machine its own port.
+            without it. So give each worker of a machine its own port. The beat of a
+            worker (``-B``) is one of its children, and leaves the port to it.
         host: The address to listen on; all addresses by default.
         registry: The registry of the metrics.
 
@@ -120,7 +122,7 @@ class Metrics(Observer):
             (celery_signals.beat_init, self._observe_nodes),
             (celery_signals.worker_ready, self._warn_of_children),
             (celery_signals.worker_ready, self._serve),
-            (celery_signals.beat_init, self._serve),
+            (celery_signals.beat_init, self._serve_beat),
             (celery_signals.worker_shutdown, self._stop),
         ):
             self.listen(signal, receiver)
@@ -186,12 +188,18 @@ class Metrics(Observer):
 
     def _warn_of_children(self, sender: Any, **_: object) -> None:
         prefork = get_implementation("prefork")
-        if isinstance(sender.pool, prefork) and not _is_shared():
+        beat = getattr(sender.controller, "beat", None)
+        if (beat or isinstance(sender.pool, prefork)) and not _is_shared():
             log.warning(
                 "PROMETHEUS_MULTIPROC_DIR was not set when prometheus_client was "
                 "imported, so the counts of this worker's children are not visible. "
                 "Set it to an empty folder before the worker starts."
             )
+
+    def _serve_beat(self, **_: object) -> None:
+        """Serve, unless this beat is a child of a worker, which serves at the port."""
+        if getattr(current_process(), "_parent_pid", None) is None:
+            self._serve()
 
     def _serve(self, **_: object) -> None:
         if self._port is None or self.server is not None:

@@ -13,6 +13,7 @@ import pytest
 from celery_redlock.devnodes.processes import free_port
 from tests.harness.lock_nodes import LockNodes
 from tests.harness.metrics import PORT, Scraped
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,6 +139,25 @@ def test_prefork_worker_without_a_folder_says_so(metered: Start) -> None:
     log = it.deployment.logs_of_the_package()
     assert "PROMETHEUS_MULTIPROC_DIR was not set" in log
     assert it.value("redlock_nodes") == 5
+
+
+@pytest.mark.long
+def test_beat_of_a_worker_leaves_the_port_to_it(
+    metered: Start, key: str, tmp_path: Path
+) -> None:
+    """A scrape has the counts of the worker, and the log says what it has not."""
+    schedule = str(tmp_path / "schedule")
+    options = ("-B", "-s", schedule)
+    it = metered(pool="solo", concurrency=1, shared=False, options=options)
+    until(lambda: "beat: Starting..." in it.deployment.logs())
+
+    it.deployment.finish(key, it.deployment.send("quick", key))
+
+    it.until_at_least(1, "redlock_hold_seconds_count", task="quick")
+    log = it.deployment.logs()
+    assert log.count("The metrics are served at") == 1
+    assert "The metrics are not served at" not in log
+    assert "PROMETHEUS_MULTIPROC_DIR was not set" in log
 
 
 @pytest.mark.long
