@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from celery import Task, current_app
 from celery._state import _get_active_apps, connect_on_app_finalize
 from celery.canvas import Signature
+from celery.exceptions import SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 from kombu.serialization import prepare_accept_content
 from kombu.utils.uuid import uuid
@@ -46,7 +47,7 @@ from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.basics.text import check_id
 from celery_redlock.effects.call_records import now, register
 from celery_redlock.effects.stored import MOST_NAMED, loaded, stored
-from celery_redlock.errors import ConfigurationError
+from celery_redlock.errors import ConfigurationError, LeaseError
 from celery_redlock.options.exactly_once import check_database, open_store
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ _OPTIONS = (
     *("headers", "serializer", "compression", "delivery_mode", "task_id", "shadow"),
     *("ignore_result", "soft_time_limit", "time_limit", "argsrepr", "kwargsrepr"),
 )
+# What ends the body in which a message is published. It says nothing of the broker.
+_INTERRUPTS = (LeaseError, SoftTimeLimitExceeded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,6 +329,8 @@ class Outbox:
                     for message in run.untried:
                         self._log_kept(message, run.outage)
                     break
+        except _INTERRUPTS:
+            raise
         except Exception:
             text = "The messages of %s stay in %s, which could not be used."
             extra = log_fields("outbox-kept", task_id=ids[0])
@@ -445,6 +450,8 @@ def _publish(app: Celery, message: OutboxMessage) -> Exception | None:
                 app.send_task(message.task, args, kwargs, **options, **sure)
             else:
                 task.apply_async(args, kwargs, **options, **sure)
+    except _INTERRUPTS:
+        raise
     except Exception as error:  # noqa: BLE001  (each broker has its own)
         return error
     return None

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import Task
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 from kombu import serialization
 from kombu.exceptions import EncodeError, OperationalError
@@ -19,7 +21,7 @@ from pydantic import BaseModel
 from sqlalchemy import MetaData, NullPool, create_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from celery_redlock import ConfigurationError, Outbox
+from celery_redlock import ConfigurationError, LockLost, Outbox
 from celery_redlock.contrib.django.outbox import DjangoMessages
 from celery_redlock.contrib.sqlalchemy import outbox_table
 from celery_redlock.contrib.sqlalchemy.outbox import SqlAlchemyMessages
@@ -384,6 +386,30 @@ def test_two_processes_publish_a_message_once(
 
     assert [found for found, _ in deliver(worker)] == [result.id]
     assert outbox.waiting() == EMPTY
+
+
+@pytest.mark.parametrize("interrupt", [SoftTimeLimitExceeded(), LockLost("lost")])
+def test_interrupt_that_comes_while_a_message_is_published_ends_the_body(
+    worker: Worker, ledger: Ledger, outbox: Outbox, interrupt: Exception
+) -> None:
+    """It is no error of the broker. The message waits for the next run."""
+    arriving = [interrupt]
+
+    class Interrupted(Task):
+        def apply_async(self, *args: Any, **options: Any) -> Any:
+            if arriving:
+                raise arriving.pop()
+            return super().apply_async(*args, **options)
+
+    @worker.app.task(name="ship", base=Interrupted, shared=False)
+    def ship() -> None:
+        pass
+
+    with pytest.raises(type(interrupt)), ledger.transaction() as session:
+        outbox.send(ship, session=session)
+
+    assert outbox.waiting().messages == 1
+    assert outbox.publish(grace=0.0) == 1
 
 
 # -- Messages ------------------------------------------------------------------------
