@@ -26,7 +26,6 @@ that has died had taken, another one takes when this time is over.
 from __future__ import annotations
 
 import logging
-import math
 import weakref
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -222,8 +221,8 @@ class Outbox:
 
         Raises:
             TypeError: The arguments do not fit the task.
-            ValueError: Nodes cannot store the ``task_id``, or it has more than 255
-                characters or a NUL.
+            ValueError: Nodes cannot store the ``task_id``; or it, or the name of the
+                task, has more than 255 characters or a NUL.
             ConfigurationError: An option cannot be stored, or no transaction is known.
             kombu.exceptions.EncodeError: An argument cannot be serialized.
         """
@@ -239,28 +238,20 @@ class Outbox:
                 f"{did_you_mean(unknown[0], _OPTIONS)}"
             )
         args, kwargs = tuple(args), dict(kwargs or {})
-        name, app, serializer = task, self.app, options.get("serializer")
+        name, app, serializer = str(task), self.app, options.get("serializer")
         if not isinstance(task, str):
             name, app = task.name, task.app
             serializer = serializer or task.serializer
             args, kwargs = _as_sent(task, args, kwargs, serializer)
         task_id = options.pop("task_id", None) or uuid()
         check_id(task_id)
-        if len(task_id) > MOST_NAMED:
-            raise ValueError(
-                f"The task id {task_id[:60]!r}... has {len(task_id):,} characters; "
-                f"an outbox stores at most {MOST_NAMED}. Nothing was written."
-            )
-        if "\0" in task_id:  # PostgreSQL has it in no text
-            raise ValueError(
-                f"The task id {task_id!r} has a NUL, which an outbox cannot store. "
-                "Nothing was written."
-            )
+        _check_storable("task id", task_id)
+        _check_storable("name of the task", name)
         call = [args, kwargs, _with_fixed_times(options)]
         body, kind, encoding = stored(call, serializer or app.conf.task_serializer)
         message = OutboxMessage(
             id=task_id,
-            task=str(name),
+            task=name,
             body=body,
             content_type=kind,
             content_encoding=encoding,
@@ -457,6 +448,20 @@ def _publish(app: Celery, message: OutboxMessage) -> Exception | None:
     return None
 
 
+def _check_storable(what: str, text: str) -> None:
+    """Refuse a text that the database would refuse, and the transaction with it."""
+    if len(text) > MOST_NAMED:
+        raise ValueError(
+            f"The {what} {text[:60]!r}... has {len(text):,} characters; an outbox "
+            f"stores at most {MOST_NAMED}. Nothing was written."
+        )
+    if "\0" in text:  # PostgreSQL has it in no text
+        raise ValueError(
+            f"The {what} {text!r} has a NUL, which an outbox cannot store. Nothing was "
+            "written."
+        )
+
+
 def _as_sent(task: Task, args: Any, kwargs: Any, serializer: Any) -> tuple[Any, Any]:
     """Return arguments as `apply_async` sends them; a TypeError if they do not fit."""
     if task.typing:
@@ -490,8 +495,10 @@ def _with_fixed_times(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in(seconds: float) -> datetime:
-    if not math.isfinite(seconds):
+    try:
+        return datetime.now(timezone.utc) + timedelta(seconds=seconds)
+    except (OverflowError, ValueError):  # infinity, nan, or after the year 9999
         raise ConfigurationError(
-            f"{seconds} is no number of seconds for Outbox.send()."
-        )
-    return datetime.now(timezone.utc) + timedelta(seconds=seconds)
+            f"Outbox.send() knows no moment that comes in {seconds} seconds. Nothing "
+            "was written."
+        ) from None

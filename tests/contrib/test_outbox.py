@@ -584,6 +584,40 @@ def test_id_with_a_nul_is_an_error_before_it_is_written(
 
 
 @pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("x" * 256, "has 256 characters; an outbox stores at most"),
+        ("a\0b", "has a NUL, which an outbox cannot store"),
+    ],
+    ids=["too-long", "nul"],
+)
+def test_task_name_that_cannot_be_stored_is_an_error_before_it_is_written(
+    ledger: Ledger, outbox: Outbox, name: str, fault: str
+) -> None:
+    """The database would refuse the transaction."""
+    with ledger.transaction() as session, pytest.raises(ValueError, match=fault):
+        outbox.send(name, session=session)
+
+    assert outbox.waiting() == EMPTY
+
+
+@pytest.mark.parametrize("option", ["countdown", "expires"])
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e12])
+def test_moment_that_no_date_can_tell_is_refused(
+    ledger: Ledger, outbox: Outbox, ship: Any, option: str, seconds: float
+) -> None:
+    """It is after the year 9999, or never."""
+    options: dict[str, Any] = {option: seconds}
+    with (
+        ledger.transaction() as session,
+        pytest.raises(ConfigurationError, match="knows no moment that comes in"),
+    ):
+        outbox.send(ship, ("a",), session=session, **options)
+
+    assert outbox.waiting() == EMPTY
+
+
+@pytest.mark.parametrize(
     ("option", "hint"), [("countdwon", "countdown"), ("link", "countdown")]
 )
 def test_unknown_option_is_refused(
