@@ -120,6 +120,19 @@ def test_rollback_of_a_session_that_goes_on_publishes_nothing(
     assert [found for found, _ in deliver(worker)] == [second.id]
 
 
+def test_close_of_a_session_that_goes_on_forgets_its_messages(
+    worker: Worker, database: str, ship: Any
+) -> None:
+    """It rolls back. The next commit does not look for them in the database."""
+    ledger = SqlAlchemyLedger(database)
+    outbox = Outbox(ledger.database, app=worker.app)
+    with ledger.database() as session:
+        outbox.send(ship, ("a",), session=session)
+        session.close()
+
+        assert session.info == {}
+
+
 @pytest.mark.parametrize("is_undone", [False, True])
 def test_end_of_a_savepoint_publishes_nothing(
     worker: Worker, ledger: Ledger, outbox: Outbox, ship: Any, *, is_undone: bool

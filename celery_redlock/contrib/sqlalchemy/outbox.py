@@ -175,13 +175,8 @@ def _note_committed(session: Session) -> None:
 @event.listens_for(Session, "after_transaction_end")
 def _publish_committed(session: Session, ended: Any) -> None:
     """Publish when the session has given its connection back: publishing needs one."""
-    if ended.parent is not None or _COMMITTED not in session.info:
+    if ended.parent is not None:
         return
-    for then, ids in session.info.pop(_COMMITTED).items():
+    session.info.pop(_WRITTEN, None)  # they were rolled back
+    for then, ids in session.info.pop(_COMMITTED, {}).items():
         then(ids)
-
-
-@event.listens_for(Session, "after_soft_rollback")
-def _forget_rolled_back(session: Session, previous: Any) -> None:
-    if previous.parent is None:
-        session.info.pop(_WRITTEN, None)
