@@ -48,7 +48,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import states
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NOT_DONE = (Ignore, Reject, Retry, LeaseError, ConfigurationError, StaleFence)
+_LATEST = datetime(9999, 1, 1, tzinfo=timezone.utc)
 _PAUSES, _FIRST_PAUSE, _LONGEST_PAUSE = 6, 0.1, 2.0  # seconds; about 5 in all
 
 
@@ -149,8 +150,8 @@ class _OnceRun:
         """Tell whether a record says that this call is done."""
         if found is None or not self._options.records_key:
             return found is not None
-        period = timedelta(seconds=self._options.exactly_once_for)
-        return now() < found.recorded_at + period
+        age = (now() - found.recorded_at).total_seconds()
+        return bool(age < self._options.exactly_once_for)
 
     def _refuse_stale(self, found: CallRecord | None) -> None:
         if found is not None and 0 < self._fence < found.fence:
@@ -316,7 +317,7 @@ class _OnceRun:
         recorded_at = now()
         return CallRecord(
             id=self._id,
-            task=call.task.name[:MOST_NAMED],
+            task=printable(call.task.name[:MOST_NAMED]),
             task_id=printable(call.id[:MOST_NAMED]),
             key=shown(call.key),
             fence=self._fence,
@@ -325,5 +326,14 @@ class _OnceRun:
             content_type=kind,
             content_encoding=encoding,
             recorded_at=recorded_at,
-            keep_until=recorded_at + timedelta(seconds=self._options.keeps_records_for),
+            keep_until=_end_of(recorded_at, self._options.keeps_records_for),
         )
+
+
+def _end_of(begin: datetime, seconds: float) -> datetime:
+    """Return the end of a period; in the last year that a date can tell at the latest.
+
+    It is at the begin of that year, so that it is a date in each time zone.
+    """
+    left = (_LATEST - begin).total_seconds()
+    return begin + timedelta(seconds=min(seconds, left))

@@ -767,6 +767,21 @@ def test_call_with_the_same_key_is_given_the_first_result(
     assert ledger.count(f"{name}-2") == 1
 
 
+def test_record_may_count_and_be_kept_for_ever(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """The period may be longer than a date can tell."""
+    ever = timedelta.max
+    options = {"exactly_once_per": "key", "exactly_once_for": ever}
+    add = adding(worker, ledger, record_keep=ever, **options)
+
+    results = [worker.run(add, name).result for _ in range(2)]
+
+    assert results == [[name], [name]]
+    assert ledger.count(name) == 1
+    assert worker.app.tasks[PruneTask.name].run() == 0
+
+
 def test_call_with_the_same_key_runs_after_the_time(
     worker: Worker, ledger: Ledger, name: str
 ) -> None:
