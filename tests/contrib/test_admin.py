@@ -340,6 +340,21 @@ def test_reason_of_a_release_is_cut_to_one_line(site: Site) -> None:
     assert len(entries()[0][2]) < 1000
 
 
+def test_release_of_a_lock_with_a_nul_is_logged(site: Site) -> None:
+    """Nodes have NUL in their texts, and PostgreSQL has none."""
+    key = "a\0b"
+    holder = Holder("", task="job", task_id="c\0d", host="worker-1")
+    site.service.carry_out(site.service.acquiring(key, 60.0, holder=holder))
+
+    browser = site.log_in(MAY)
+    browser.post(RELEASE, confirmed(browser, key))
+
+    assert not site.is_held(key)
+    who, named, message = entries()[0]
+    assert (who, named) == (site.name, "a·b")
+    assert "held by job[c·d] on worker-1" in message
+
+
 def test_search_that_is_too_long_asks_no_node(site: Site) -> None:
     """The page says how long it may be, and does not repeat it."""
     site.hold()

@@ -29,6 +29,7 @@ from django.utils.http import urlencode
 from django.utils.timezone import template_localtime
 
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.basics.text import printable
 from celery_redlock.contrib.django.models import CallRecord, HeldLock, OutboxMessage
 from celery_redlock.contrib.django.project import celery_app
 from celery_redlock.errors import RedlockError
@@ -143,20 +144,24 @@ class HeldLockAdmin(admin.ModelAdmin):
     def _release(self, request: HttpRequest, key: str, values: list[str]) -> None:
         """Release the lock. If the log entry cannot be written, nothing is released."""
         redlock = runtime_of(celery_app()).redlock
+        name = printable(key)  # PostgreSQL has no NUL in a text
         with transaction.atomic(using=router.db_for_write(LogEntry)):
             entry = LogEntry.objects.create(
                 user_id=request.user.pk,
                 content_type_id=ContentType.objects.get_for_model(HeldLock).pk,
-                object_id=key,
-                object_repr=key[:200],
+                object_id=name,
+                object_repr=name[:200],
                 action_flag=DELETION,
-                change_message=f"Releasing the lock of {holders_text(values)}.",
+                change_message=printable(
+                    f"Releasing the lock of {holders_text(values)}."
+                ),
             )
             reason = request.POST.get("reason", "")
             operator = Operator(str(request.user), "the Django admin", reason)
             done = release(redlock, key, values, operator)
-            log.warning("%s released the lock %r%s", operator.who, key, done.fact)
-            entry.change_message = f"Released{done.fact}"
+            fact = printable(done.fact)
+            log.warning("%s released the lock %r%s", operator.who, key, fact)
+            entry.change_message = f"Released{fact}"
             entry.save(update_fields=["change_message"])
         for level, text in done.messages:
             messages.add_message(request, getattr(messages, level.upper()), text)
