@@ -824,6 +824,7 @@ def _parts(key: bytes) -> tuple[bytes, bytes]:
 
 def _end_of(head: bytes) -> bytes:
     """Return the first name after all names with this prefix."""
+    head = head.rstrip(b"\xff")  # no byte comes after that
     return head[:-1] + bytes([head[-1] + 1])
 
 

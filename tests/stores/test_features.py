@@ -128,6 +128,19 @@ def test_lease_is_renewed_released_and_ends(
         theirs.confirm(later)
 
 
+def test_scan_finds_a_key_with_a_nul(store_url: str, key: str) -> None:
+    """A pattern may end in one: after it, a store may look for any byte."""
+    name = f"redlock:lock:{key}\0"
+    all_asked(store_url, [("SET", f"{name}a", "x"), ("SET", f"{name[:-1]}b", "x")])
+    try:
+        with NodeClient(parse_node(store_url), 5.0) as client:
+            found = [names for names, _ in client.scan(f"{name}*")]
+    finally:
+        all_asked(store_url, [("DEL", f"{name}a"), ("DEL", f"{name[:-1]}b")])
+
+    assert found == [[f"{name}a".encode()]]
+
+
 def test_release_wakes_a_waiter(
     store_url: str,
     ours: Redlock,
