@@ -575,6 +575,8 @@ class PostgreSQL:
                     raise ConfigurationError(_ELSEWHERE) from error
                 raise
             found, held, isolation = cursor.fetchone()
+        if isinstance(isolation, bytes):  # by psycopg, of a database in SQL_ASCII
+            isolation = isolation.decode()
         status = getattr(getattr(raw, "info", None), "transaction_status", None)
         if status is not None and not status:
             raise ConfigurationError(

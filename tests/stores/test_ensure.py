@@ -62,6 +62,16 @@ def test_transaction_keeps_others_out_after_the_ttl(
     end_of(rival, key)
 
 
+def test_connection_without_an_encoding_will_do(
+    redlock: Redlock, postgresql_store: str, key: str
+) -> None:
+    """Psycopg returns the texts of such a database as bytes."""
+    lease = redlock.acquire(key)
+    with psycopg.connect(postgresql_store, client_encoding="SQL_ASCII") as connection:
+        lease.ensure(connection)
+    redlock.release(lease)
+
+
 def test_lock_that_another_client_has_is_lost(
     redlock: Redlock,
     rival: Redlock,
