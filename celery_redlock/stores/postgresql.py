@@ -31,7 +31,9 @@ the same lock from the other table.
 What this rests on is asked with each transaction (the run id, whether the server is a
 standby, its process behind a pooler), set for the session (``synchronous_commit``, the
 encoding), or refused by the server when it has changed (privileges, read-only). Only
-``fsync`` is neither: the doctor asks for it each time that it runs.
+``fsync`` is neither: the doctor asks for it each time that it runs. A commit whose wait
+for a synchronous standby was cancelled is reported as done, with a warning; it does not
+count as done here.
 
 A lock is released by a DELETE, and changes its holder by a DELETE and an INSERT, while
 a renewal is an UPDATE. So a transaction that reads the row of its lock FOR KEY SHARE
@@ -46,6 +48,7 @@ import inspect
 import os
 import re
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
@@ -89,6 +92,8 @@ from celery_redlock.stores.server_clock import ServerTime
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from psycopg.errors import Diagnostic
+
     from celery_redlock.stores.connection import Command, Waits
 
 T = TypeVar("T")
@@ -103,6 +108,8 @@ _SESSION = (
     "set_config('enable_hashjoin', 'off', false), "
     "set_config('enable_mergejoin', 'off', false), set_config('jit', 'off', false), "
     "set_config('enable_bitmapscan', 'off', false), "
+    # The warning that it has not waited for a standby must be told: `_note_cancelled`.
+    "set_config('client_min_messages', 'warning', false), "
     # Rows that a policy hides are an error: a release would take them for released.
     "set_config('row_security', 'off', false)"
 )
@@ -157,6 +164,11 @@ _HOLD = (
     "FOR KEY SHARE) AS held), current_setting('transaction_isolation')"
 )
 _READS_NEW_ROWS = {"read committed", "read uncommitted"}
+_STANDBY_WAIT = "SyncRepWaitForLSN"  # PostgreSQL's function that waits for standbys
+_ALONE = (
+    "has committed without its synchronous standby, since the wait for that was "
+    "cancelled (pg_cancel_backend); end what cancels it"
+)
 _TRANSACTION_MODE = (
     "goes through a pooler in transaction mode; use session mode, or the address of "
     "the server itself"
@@ -186,6 +198,9 @@ class PostgreSQL:
         except psycopg.Error as error:
             raise StoreError(_unreachable(error)) from None
         self._connection.patience = timeout
+        self._cancelled: list[str] = []  # waits for a standby
+        note = partial(_note_cancelled, self._cancelled)
+        self._connection.add_notice_handler(note)
         self._fileno = self._connection.fileno()
         self._cursor = self._connection.cursor()
         self._swept_at = SYSTEM_CLOCK.monotonic()
@@ -286,10 +301,8 @@ class PostgreSQL:
         needs = Needs()
         need_keys = [add_needs(needs, command) for command in commands]
         try:
-            return (
-                yield from self._attempt_or_read(
-                    commands, needs, is_assumable=all(need_keys)
-                )
+            replies = yield from self._attempt_or_read(
+                commands, needs, is_assumable=all(need_keys)
             )
         except errors.InvalidSqlStatementName as error:
             raise StoreError(_unusable(error)) from None
@@ -300,6 +313,9 @@ class PostgreSQL:
             if self._connection.closed:
                 raise StoreError(f"lost its connection: {_reason(error)}") from None
             return [ErrorReply(f"ERR {_reason(error)}") for _ in commands]
+        if self._cancelled:
+            raise StoreError(_ALONE)
+        return replies
 
     def _attempt_or_read(
         self, commands: Sequence[Command], needs: Needs, *, is_assumable: bool
@@ -751,6 +767,15 @@ def _refuse_hidden_table(cursor: psycopg.Cursor[Any], url: str) -> None:
                 "schema into the URL of all clients: "
                 f"?options=-csearch_path%3D{schema}"
             )
+
+
+def _note_cancelled(cancelled: list[str], notice: Diagnostic) -> None:
+    """Note that the server has ended its wait for a standby, and not got an answer.
+
+    The text is in the language of the server; the name of its function is not.
+    """
+    if notice.source_function == _STANDBY_WAIT:
+        cancelled.append(notice.message_primary or "")
 
 
 def _is_asynchronous(connection: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +179,41 @@ def test_grant_waits_for_the_synchronous_standby(
             pytest.raises(QuorumUnreachable, match="had not answered"),
         ):
             redlock.acquire(key)
+
+
+@pytest.mark.long
+def test_grant_whose_wait_for_the_standby_is_cancelled_does_not_count(
+    primary: Primary, key: str
+) -> None:
+    """PostgreSQL tells that it is committed: the standby, once promoted, has none."""
+    with closing(service(primary)) as redlock:
+        redlock.initialize()
+    waits = (
+        "SELECT pg_cancel_backend(pid) FROM pg_stat_activity "
+        "WHERE wait_event = 'SyncRep' AND application_name = 'celery-redlock'"
+    )
+    with (
+        psycopg.connect(primary.store_url, autocommit=True) as connection,
+        closing(service(primary)) as redlock,
+        ThreadPoolExecutor() as threads,
+    ):
+        connection.execute("ALTER ROLE redlock SET client_min_messages = error")
+        redlock.check()
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
+        connection.execute("SELECT pg_reload_conf()")
+        shown = "SHOW synchronous_standby_names"
+        until(lambda: connection.execute(shown).fetchone() == ("absent",))
+
+        acquiring = threads.submit(redlock.acquire, key)
+
+        def has_ended() -> bool:
+            connection.execute(waits)
+            return acquiring.done()
+
+        until(has_ended)
+
+        with pytest.raises(QuorumUnreachable, match="without its synchronous standby"):
+            acquiring.result()
 
 
 @pytest.mark.long
