@@ -523,7 +523,7 @@ class ZooKeeper(CompareAndSwapStore):
             if place in written or place in gone:
                 continue
             if self._versions[place] == _MISSING:
-                transaction.create(_path(*place), acl=self._client.default_acl)
+                transaction.create(_path(*place))
                 transaction.delete(_path(*place))
             else:
                 transaction.check(_path(*place), self._versions[place])
