@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 from celery_redlock.devnodes import STORES, DevStore
+from celery_redlock.devnodes.stores.postgresql import PostgreSQL
 from celery_redlock.errors import (
     ConfigurationError,
     LockHeld,
@@ -194,3 +197,26 @@ def test_postgresql_starts_again_beside_children_of_a_dead_server() -> None:
         assert not psutil.pid_exists(children[0].pid) or (
             children[0].status() == psutil.STATUS_ZOMBIE
         )
+
+
+def test_postgresql_needs_no_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers often name one that is not installed."""
+    monkeypatch.setenv("LC_ALL", "xx_YY.UTF-8")
+
+    with store_servers("postgresql", initialize=False) as store:
+        assert store.nodes[0].is_running
+
+
+def test_postgresql_that_makes_no_database_says_why() -> None:
+    """The error has what its program printed, and nothing is left."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # it runs as another user
+        program = Path(folder, "initdb")
+        program.write_text("#!/bin/sh\necho no room\nexit 3\n")
+        program.chmod(0o755)
+        server = PostgreSQL(Path(folder))
+
+        with pytest.raises(RedlockError, match=r"(?s)ended with code 3.*no room"):
+            server.start()
+
+    server.stop()

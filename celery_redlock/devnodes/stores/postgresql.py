@@ -82,14 +82,8 @@ class PostgreSQL(StoreServer):
             self._start_again()
             return
         self._make_folder()
-        data = str(self._folder / "data")
-        program, server = str(self._programs / "initdb"), self._programs / "postgres"
-        subprocess.run(  # noqa: S603  (the found PostgreSQL)
-            [program, "-D", data, "--auth=trust", "--no-sync", f"--username={_USER}"],
-            capture_output=True,
-            check=True,
-            **self._as_user,
-        )
+        data, server = str(self._folder / "data"), self._programs / "postgres"
+        self._make_data(data)
         for tries_left in reversed(range(_PORT_TRIES)):
             self.port = free_port()
             settings = {**self._settings, "port": str(self.port)}
@@ -141,6 +135,25 @@ class PostgreSQL(StoreServer):
         self._folder.mkdir(mode=0o700, exist_ok=True)
         if "user" in self._as_user:
             shutil.chown(self._folder, self._as_user["user"], self._as_user["group"])
+
+    def _make_data(self, data: str) -> None:
+        # Its messages, one of which is waited for, are English wherever it runs, and
+        # it needs no locale that is not there.
+        program, names = self._programs / "initdb", ("--locale=C", "--encoding=UTF8")
+        words = ("-D", data, "--auth=trust", "--no-sync", f"--username={_USER}")
+        made = subprocess.run(  # noqa: S603  (the found PostgreSQL)
+            [str(program), *words, *names],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            **self._as_user,
+        )
+        if made.returncode:
+            raise RedlockError(
+                f"{program} could not make a database, so no server was started. It "
+                f"ended with code {made.returncode}, after:\n{made.stdout.strip()}"
+            )
 
     def _signal_group(self, name: str) -> None:
         # First the server stops, so that it starts no others in their place.
