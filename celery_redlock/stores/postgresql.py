@@ -164,6 +164,8 @@ _HOLD = (
     "FOR KEY SHARE) AS held), current_setting('transaction_isolation')"
 )
 _READS_NEW_ROWS = {"read committed", "read uncommitted"}
+# What libpq says of an attempt to connect, and of what the server replied.
+_FAILED, _FATAL, _REFUSED = "failed: ", "FATAL:  ", "onnection refused"
 _STANDBY_WAIT = "SyncRepWaitForLSN"  # PostgreSQL's function that waits for standbys
 _ALONE = (
     "has committed without its synchronous standby, since the wait for that was "
@@ -793,18 +795,27 @@ def _listener(channel: bytes) -> int:
 
 def _unreachable(error: psycopg.Error) -> str:
     """Return why there is no connection, to read on after the name of the node."""
-    text = str(error)
-    if "onnection refused" in text:
+    # libpq puts its own words, and the address that it tried, before each reason.
+    lines = [line for line in str(error).splitlines() if _FAILED in line]
+    told = [line.rpartition(_FAILED)[2].strip().rstrip(".") for line in lines]
+    reason = min(told, key=_rank, default=_reason(error))
+    runs = reason.startswith(_FATAL)
+    if _REFUSED in reason:
         return "refused the connection"
-    if "authentication failed" in text or "no password supplied" in text:
+    if "authentication failed" in reason or "no password supplied" in reason:
         return REJECTED
-    if isinstance(error, errors.ConnectionTimeout):
+    if isinstance(error, errors.ConnectionTimeout) and not runs:
         return "did not accept a connection in time"
-    # libpq puts its own words, and the addresses that it tried, before the reason.
-    _, _, reason = _reason(error).rpartition("failed: ")
-    words = reason.removeprefix("FATAL:  ")
-    runs = _remedy(words, _IT_RUNS if words != reason else "")
-    return f"cannot be connected to: {words}{runs}"
+    words = reason.removeprefix(_FATAL)
+    return f"cannot be connected to: {words}{_remedy(words, _IT_RUNS if runs else '')}"
+
+
+def _rank(reason: str) -> tuple[bool, bool]:
+    """Return the rank of a reason: what a server says that runs is the first one.
+
+    Of several servers, or addresses of one, some may be down.
+    """
+    return not reason.startswith(_FATAL), _REFUSED in reason
 
 
 def _unusable(error: psycopg.Error) -> str:

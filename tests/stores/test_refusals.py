@@ -183,6 +183,23 @@ def test_postgresql_that_rejects_this_host_is_told(postgresql: str) -> None:
     )
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_refusal_of_the_server_that_runs_is_told(
+    postgresql: str, *, is_first: bool
+) -> None:
+    """The other one of the two is down, as a standby may be."""
+    url = postgresql.format("stranger@", "postgres")
+    server = url.partition("@")[2].partition("/")[0]
+    servers = [server, "127.0.0.1:1"][:: 1 if is_first else -1]
+
+    found = examined(url.replace(server, ",".join(servers)))
+
+    assert (
+        'unreachable: cannot be connected to: role "stranger" does not exist. Create '
+        "it, or correct redlock_nodes."
+    ) in found
+
+
 def test_locked_table_of_postgresql_is_told(postgresql: str) -> None:
     """A migration or a VACUUM FULL locks it: a restart of the server is no remedy."""
     url = postgresql.format("redlock@", "locked")
