@@ -107,25 +107,25 @@ class ServerOptions:
         directives = {
             "bind": "127.0.0.1",
             "port": str(port),
-            "dir": f'"{folder / "data"}"',
+            "dir": _quoted(folder / "data"),
             "save": '""',
             "appendonly": "no",
         }
         if self.unix_socket:
-            directives["unixsocket"] = f'"{folder / "socket"}"'
+            directives["unixsocket"] = _quoted(folder / "socket")
         if self.certificate:
             certificate, key = self.certificate
             directives |= {
                 "port": "0",
                 "tls-port": str(port),
-                "tls-cert-file": f'"{certificate}"',
-                "tls-key-file": f'"{key}"',
+                "tls-cert-file": _quoted(certificate),
+                "tls-key-file": _quoted(key),
                 "tls-auth-clients": "no",
             }
         if admin_password:
-            directives["requirepass"] = f'"{admin_password}"'
+            directives["requirepass"] = _quoted(admin_password)
         if self.username:
-            proof = f'">{self.password}"' if self.password else "nopass"
+            proof = _quoted(f">{self.password}") if self.password else "nopass"
             directives["user"] = f"{self.username} on {proof} {self.acl}"
         directives |= self.config
         return "".join(f"{name} {value}\n" for name, value in directives.items())
@@ -145,6 +145,12 @@ class ServerOptions:
             trusted = quote(self.certificate[0])
             return f"rediss://{login}127.0.0.1:{port}/0?ssl_ca_certs={trusted}"
         return f"redis://{login}127.0.0.1:{port}/0"
+
+
+def _quoted(word: str | Path) -> str:
+    """Return a word of a redis.conf, which may have any character but a line break."""
+    text = str(word).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
 
 
 class DevNode(Server):

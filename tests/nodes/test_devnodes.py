@@ -153,7 +153,7 @@ def stranger_to(node: DevNode) -> redis.Redis:
 @pytest.mark.every_server
 def test_node_wants_its_password(start_node: StartNode) -> None:
     """The node needs its password; the URL has it, also with special characters."""
-    node = start_node(password="p@ss/w:rd%#")
+    node = start_node(password='p@ss/w:rd%#"\\ ')
 
     assert plain_client(node).ping()
     with pytest.raises(redis.AuthenticationError):
