@@ -125,7 +125,8 @@ class Connector:
             try:
                 result = opened(self._address, self.timeout)
             except Exception as error:  # noqa: BLE001  (else it would be busy for ever)
-                result = f"cannot be connected to: {error!r}"
+                # Not its repr: that of a UnicodeEncodeError has the whole text.
+                result = f"cannot be connected to: {type(error).__name__}: {error}"
             self._end(attempt, result)
 
     def _end(

@@ -289,7 +289,7 @@ def _carried_out(store: Store, commands: Sequence[Command]) -> list[Any] | Store
         return error
     except Exception as error:
         log.exception("A store met an error. It is connected to again.")
-        return StoreError(f"met an error: {error!r}")
+        return StoreError(f"met an error: {type(error).__name__}: {error}")
 
 
 class _Listening:

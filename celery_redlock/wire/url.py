@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from celery_redlock.basics.secret import SecretUrl, hidden, mask_url
 from celery_redlock.basics.spelling import did_you_mean
+from celery_redlock.basics.text import is_encodable, printable
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.stores.connection import (
     as_url,
@@ -215,6 +216,7 @@ def _read(spec: Any) -> NodeAddress:
         name = name.reveal() if isinstance(name, SecretUrl) else name
     text = spec.reveal() if isinstance(spec, SecretUrl) else str(spec)
     shown = mask_url(text)
+    _refuse_unencodable(text)
     try:
         text = as_url(text)
     except ValueError as error:
@@ -296,6 +298,19 @@ def parse_nodes(
 def usual_node_timeout(addresses: Sequence[NodeAddress]) -> float:
     """Return the default of ``redlock_node_timeout``: a store waits for its disk."""
     return _STORE_TIMEOUT if any(one.is_store for one in addresses) else _NODE_TIMEOUT
+
+
+def _refuse_unencodable(url: str) -> None:
+    """Refuse a URL that cannot be sent: drivers show the text in their errors.
+
+    Raises:
+        ConfigurationError: UTF-8 cannot carry it.
+    """
+    if not is_encodable(url):
+        raise ConfigurationError(
+            f"The node {printable(mask_url(url))} cannot be used: a character of it "
+            "has no UTF-8, as in a variable of the environment with another encoding."
+        )
 
 
 def _refuse_unquoted(url: str) -> None:

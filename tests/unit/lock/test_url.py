@@ -233,10 +233,12 @@ BAD: list[Any] = [
     17,
     ("redis://a", "redis://b"),
     f"redis://me:{SECRET}@a:1/0".encode(),
+    *(f"{it}://me:{SECRET}\udcff@a:1" for it in ("redis", "zookeeper")),
+    f"host=a password={SECRET}\udcff",
 ]
 
 
-@pytest.mark.parametrize("spec", BAD, ids=str)
+@pytest.mark.parametrize("spec", BAD, ids=ascii)
 def test_bad_node_is_a_clear_error_without_the_password(spec: Any) -> None:
     """There is one kind of error, and no secret in it or its cause."""
     with pytest.raises(ConfigurationError) as caught:
@@ -260,6 +262,10 @@ def test_bad_node_is_a_clear_error_without_the_password(spec: Any) -> None:
         ({"urls": "redis://a"}, '{"url": "redis://host:6379/0", "name": "a name"}'),
         ({"url": "redis://a", "name": "a b"}, "text without spaces and commas"),
         ("redis://a?no_such_option=1", "no_such_option"),
+        *(
+            (f"{scheme}://me:{SECRET}\udcff@a:1", "a character of it has no UTF-8")
+            for scheme in ("redis", "postgresql", "etcd", "zookeeper")
+        ),
     ],
 )
 def test_error_of_a_bad_node_has_the_remedy(spec: Any, remedy: str) -> None:
