@@ -54,6 +54,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 from psycopg import ClientCursor, capabilities, errors
 from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.command import COMMAND
@@ -577,7 +578,7 @@ class PostgreSQL:
             )
         raw = _driver_connection(connection)
         start = f"{token}\n".encode()
-        with raw.cursor() as cursor:
+        with _cursor_of(raw) as cursor:
             try:
                 cursor.execute(
                     _HOLD,
@@ -726,6 +727,17 @@ def _driver_connection(connection: Any) -> Any:
         connection = connection.connection()
     pooled = getattr(connection, "connection", None)
     return getattr(pooled, "driver_connection", None) or connection
+
+
+def _cursor_of(raw: Any) -> Any:
+    """Return a cursor of the caller's connection, with rows that are tuples.
+
+    The caller may have chosen another kind of rows for it (``dict_row``), or of
+    cursors, which do not know ``%s`` (``RawCursor``).
+    """
+    if isinstance(raw, psycopg.Connection):
+        return ClientCursor(raw, row_factory=tuple_row)
+    return raw.cursor()
 
 
 def _row(cursor: psycopg.Cursor[Any], query: str, *values: Any) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row, scalar_row
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -62,14 +63,32 @@ def test_transaction_keeps_others_out_after_the_ttl(
     end_of(rival, key)
 
 
-def test_connection_without_an_encoding_will_do(
-    redlock: Redlock, postgresql_store: str, key: str
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"client_encoding": "SQL_ASCII"},  # texts are bytes
+        {"row_factory": dict_row},
+        {"row_factory": scalar_row},
+        {"cursor_factory": psycopg.RawCursor},
+        {"cursor_factory": psycopg.ClientCursor},
+    ],
+    ids=["ascii", "dicts", "scalars", "raw", "client"],
+)
+def test_each_kind_of_connection_will_do(
+    redlock: Redlock,
+    rival: Redlock,
+    postgresql_store: str,
+    key: str,
+    options: dict[str, Any],
 ) -> None:
-    """Psycopg returns the texts of such a database as bytes."""
+    """Its rows and its cursors are what the caller has chosen."""
     lease = redlock.acquire(key)
-    with psycopg.connect(postgresql_store, client_encoding="SQL_ASCII") as connection:
+    with psycopg.connect(postgresql_store, **options) as connection:
         lease.ensure(connection)
-    redlock.release(lease)
+        let_end(redlock, lease, postgresql_store)
+        with pytest.raises(LockHeld):
+            rival.acquire(key)
+    end_of(rival, key)
 
 
 def test_lock_that_another_client_has_is_lost(
