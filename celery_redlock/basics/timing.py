@@ -17,6 +17,7 @@ from celery_redlock.errors import ConfigurationError
 
 _LEAST_ROUNDS = 3
 _LEAST_TOLD = 0.01  # seconds
+_LONGEST = timedelta.max.total_seconds()  # nodes and stores can add it to an instant
 
 
 def check_number(name: str, value: Any) -> None:
@@ -26,7 +27,7 @@ def check_number(name: str, value: Any) -> None:
 
 
 def seconds_of(name: str, value: Any, *, zero: bool = False) -> float:
-    """Return a duration above 0 in seconds.
+    """Return a duration above 0 in seconds, `_LONGEST` at most.
 
     Args:
         name: The name of the duration, for the error.
@@ -43,7 +44,7 @@ def seconds_of(name: str, value: Any, *, zero: bool = False) -> float:
             f"{name} is {value!r}; it must be {'0 or ' if zero else ''}a number of "
             "seconds above 0."
         )
-    return float(seconds)
+    return min(float(seconds), _LONGEST)
 
 
 def seconds_text(seconds: float) -> str:

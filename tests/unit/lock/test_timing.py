@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -77,6 +78,15 @@ def test_anything_else_is_no_duration(value: Any) -> None:
 
     assert str(caught.value).startswith(f"redlock_ttl is {value!r}; ")
     assert str(caught.value).endswith("it must be a number of seconds above 0.")
+
+
+@pytest.mark.parametrize("value", [sys.maxsize, 1e300, timedelta.max])
+def test_duration_is_one_that_can_be_added_to_an_instant(value: Any) -> None:
+    """Nodes and stores have 64 bits for its end, in milliseconds."""
+    seconds = seconds_of("claim_ttl", value)
+
+    assert seconds == timedelta.max.total_seconds()
+    assert round(seconds * 1000) < 2**63 // 100
 
 
 @pytest.mark.parametrize("name", ["ttl", "max_ttl", "node_timeout", "connect_timeout"])
