@@ -846,6 +846,27 @@ def test_missing_table_is_one_clear_error(
     assert "Nothing was done" in said
 
 
+def test_session_that_begins_nothing_by_itself_will_do(
+    worker: Worker, session_rows: SqlAlchemyLedger, sqlite: str, tmp_path: Path
+) -> None:
+    """A project may have it so (``autobegin=False``); the package begins."""
+    engines = [create_engine(url) for url in (sqlite, f"sqlite:///{tmp_path}/empty")]
+
+    def strict(number: int = 0) -> Session:
+        return Session(engines[number], autobegin=False)
+
+    add = adding(worker, session_rows, name="strict", exactly_once_in=strict)
+    results = [worker.run(add, "a", id="the-call").result for _ in range(2)]
+    waiting = Outbox(strict, app=worker.app).waiting()
+    said = refusal(worker, lambda: strict(1))
+    for engine in engines:
+        engine.dispose()
+
+    assert results == [["a"], ["a"]]
+    assert waiting.messages == 0
+    assert "record_table(Base.metadata)" in said
+
+
 def test_unknown_alias_is_refused_when_the_worker_starts(
     worker: Worker, sqlite: str
 ) -> None:

@@ -152,7 +152,7 @@ class SqlAlchemyMessages:
     def waiting(self) -> tuple[int, datetime | None]:
         """Return how many messages there are, and when the oldest one was written."""
         asked = select(func.count(), func.min(_TABLE.c.written_at)).select_from(_TABLE)
-        with self._new_session() as session:
+        with self._new_session() as session, session.begin():
             count, oldest = session.execute(asked).one()
         return count, oldest and in_utc(oldest)
 

@@ -239,6 +239,7 @@ class SqlAlchemyRecords:
         for is_last in (False, True):
             session = new_session(_WHAT, self._make)
             try:
+                session.begin()  # it may have autobegin=False
                 _refuse_autocommit(session)
                 return session, _find(session, record_id)
             except DBAPIError as error:
@@ -291,7 +292,7 @@ def _find(session: Session, record_id: str) -> CallRecord | None:
 
 
 def _refuse_missing_table(session: Session, error: Exception) -> None:
-    with contextlib.suppress(DBAPIError):
+    with contextlib.suppress(DBAPIError), session.begin():
         if inspect(session.connection()).has_table(_NAME):
             return
         raise ConfigurationError(
