@@ -106,6 +106,9 @@ _REFUSALS = {
     "authentication is not enabled": "has its authentication switched off; remove the "
     "user from redlock_nodes, or run `etcdctl auth enable`",
     _NO_PERMISSION: f"does not let our user read below redlock/; {GRANT}",
+    "404 page not found": "has its JSON gateway switched off, as some versions have "
+    "that are started with a configuration file; write `enable-grpc-gateway: true` "
+    "into it, and restart the members",
 }
 # "invalid auth token", and "revision of auth store is old".
 _FORGOTTEN = ("auth token", "auth store is old")

@@ -601,6 +601,19 @@ def test_user_for_an_etcd_without_authentication_is_told() -> None:
     assert told in found
 
 
+def test_etcd_without_its_gateway_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers, and speaks no JSON; etcd 3.4 is so with a configuration file."""
+    monkeypatch.setenv("ETCD_ENABLE_GRPC_GATEWAY", "false")
+    with store_servers("etcd", members=1, initialize=False) as cluster:
+        found = examined(cluster.urls[0])
+    told = (
+        "unreachable: has its JSON gateway switched off, as some versions have that "
+        "are started with a configuration file. Write `enable-grpc-gateway: true` into "
+        "it, and restart the members."
+    )
+    assert told in found
+
+
 # -- ZooKeeper -------------------------------------------------------------------------
 
 
