@@ -65,17 +65,17 @@ def test_queued_lets_one_wait_and_another_one_as_soon_as_that_runs(
     not hasattr(Request, "_retry_worker_lost"), reason="Celery does not retry it"
 )
 def test_call_that_celery_retries_for_its_killed_child_is_claimed_again(
-    prefork: Deployment, key: str
+    each_broker: Deployment, key: str
 ) -> None:
     """It waits for its countdown; until then no second call is published."""
-    call = prefork.begin("one-queued-retried", key)
+    call = each_broker.begin("one-queued-retried", key)
 
-    prefork.kill_child(key)
+    each_broker.kill_child(key)
 
     until(lambda: call.state == states.RETRY, what="the retry")
-    assert prefork.send("one-queued-retried", key).id == call.id
-    prefork.finish(key, call)
-    assert [run.task_id for run in prefork.stage.runs(key)] == [call.id] * 2
+    assert each_broker.send("one-queued-retried", key).id == call.id
+    each_broker.finish(key, call)
+    assert [run.task_id for run in each_broker.stage.runs(key)] == [call.id] * 2
 
 
 def test_unique_for_lasts_longer_than_the_run(here: Deployment, key: str) -> None:
