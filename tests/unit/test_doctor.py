@@ -302,6 +302,7 @@ def test_rabbitmq_that_does_not_confirm() -> None:
     (finding,) = found(settings.confirms, settings=rabbit)
 
     assert (finding.code, finding.severity) == ("unconfirmed", Severity.NOTE)
+    assert "the publisher ends while a memory alarm blocks it" in finding.fact
     assert "confirm_publish" in finding.remedy
     sure = {**rabbit, "broker_transport_options": {"confirm_publish": True}}
     assert found(settings.confirms, settings=sure) == []

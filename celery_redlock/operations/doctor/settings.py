@@ -178,9 +178,10 @@ def confirms(case: Case) -> Iterator[Finding]:
         yield Finding(
             "unconfirmed",
             NOTE,
-            "RabbitMQ does not confirm what the app publishes. A call is lost if it is "
-            "killed, or if its queue is full, after delay() has returned. It confirms "
-            "messages of an outbox and calls that are published again.",
+            "RabbitMQ does not confirm what the app publishes. A call is lost after "
+            "delay() has returned if RabbitMQ is killed, if its queue is full, or if "
+            "the publisher ends while a memory alarm blocks it. Messages of an outbox "
+            "and calls that are published again are confirmed.",
             'Set broker_transport_options["confirm_publish"] = True.',
         )
 
