@@ -515,6 +515,8 @@ class Execution(TaskLock):
         minted = self.call.header.base
         if holder is None or minted is None or holder.base != minted:
             return False
+        if holder.pid == os.getpid():  # an earlier attempt of this process
+            return False
         if holder.token == self._dead:  # it was released, and nodes still have it
             return False
         drop_if_finished(self.call)

@@ -25,8 +25,8 @@ _HAS_NODES = " [lock_nodes="  # between the name of a task and the names of its 
 class Workers:
     """The running workers of an app.
 
-    A broker that does not answer is asked once: each later inquiry gets no replies at
-    once.
+    A broker that does not answer is asked once. Each later inquiry returns at once,
+    without replies.
 
     Args:
         app: The Celery app; None if there is none. Then there are no workers.
