@@ -75,8 +75,17 @@ def mark_slot(redlock: Redlock, slot: str, task_id: str) -> str | None:
         The id of the other task, as a majority says. None if there is none, or if too
         few nodes answered.
     """
+    return _marked_by(redlock, slot, task_id, round(_MARKED * _MS))
+
+
+def marked_by_other(redlock: Redlock, slot: str, task_id: str) -> str | None:
+    """Return the id of another task that marked a slot, as `mark_slot` does."""
+    return _marked_by(redlock, slot, task_id, 0)
+
+
+def _marked_by(redlock: Redlock, slot: str, task_id: str, ttl_ms: int) -> str | None:
     request = redlock.nodes.ask(
-        MARK_SLOT, [redlock.keys.slot_run(slot)], [task_id, round(_MARKED * _MS)]
+        MARK_SLOT, [redlock.keys.slot_run(slot)], [task_id, ttl_ms]
     )
     first, votes = request.ballot.top_taker
     return first if votes >= redlock.quorum else None

@@ -32,7 +32,7 @@ from celery_redlock.options.broker import (
     broker_errors,
     way_back,
 )
-from celery_redlock.records.beat_slots import mark_slot
+from celery_redlock.records.beat_slots import mark_slot, marked_by_other
 from celery_redlock.task.publishing import send_again
 from celery_redlock.task.results import can_be_read, stored_result
 
@@ -163,9 +163,14 @@ def drop_if_expired(call: Call) -> None:
 
 
 def drop_if_sent_twice(call: Call) -> None:
-    """End the second of two messages that beat has sent for one slot."""
+    """End the second of two messages that beat has sent for one slot.
+
+    Where the latest call runs, the first message may end in favour of this one while
+    it waits. So it marks the slot only when it begins (`mark_as_begun`).
+    """
     slot = call.header.slot
-    first = mark_slot(call.runtime.redlock, slot, call.id)
+    marks = marked_by_other if call.options.task.keeps == "latest" else mark_slot
+    first = marks(call.runtime.redlock, slot, call.id)
     if first is None:
         return
     error = DuplicateTask(
@@ -175,6 +180,11 @@ def drop_if_sent_twice(call: Call) -> None:
     )
     log.info("%s", error, extra=call.log_fields("slot-sent-twice", slot=slot))
     raise end_as_revoked(call, error, key=call.key, policy="slot")
+
+
+def mark_as_begun(call: Call) -> None:
+    """Have another message for the slot of this call dropped from now on."""
+    mark_slot(call.runtime.redlock, call.header.slot, call.id)
 
 
 def wait_for_result(call: Call, *, met_copy: bool) -> None:

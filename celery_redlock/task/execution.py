@@ -108,6 +108,7 @@ from celery_redlock.task.ends import (
     drop_if_finished,
     drop_if_sent_twice,
     end_as_revoked,
+    mark_as_begun,
     wait_for_result,
 )
 from celery_redlock.task.header import HEADER
@@ -373,9 +374,7 @@ class Execution(TaskLock):
     def _try_until_decided(self) -> Lease | None:
         if self.call.is_redelivered:
             drop_if_finished(self.call)
-        # Where the latest call runs, the first message of the slot may have ended in
-        # favour of this one: to drop it, too, would leave none.
-        if self.call.header.slot and self.call.options.task.keeps != "latest":
+        if self.call.header.slot:
             drop_if_sent_twice(self.call)
         wait: float | None = 0.0
         while wait is not None:
@@ -447,6 +446,8 @@ class Execution(TaskLock):
         if call.request.expires:
             drop_if_expired(call)
         self._line.start()
+        if call.header.slot and call.options.task.keeps == "latest":
+            mark_as_begun(call)
         other = self._line.cooling() if call.options.task.unique_for else None
         return other is None or self._may_run_in_cool_down(other)
 

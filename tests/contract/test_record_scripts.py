@@ -838,6 +838,14 @@ def test_mark_is_for_the_first(subject: Subject) -> None:
     assert (status, first, 0 < left <= subject.longest(TTL)) == (TAKEN, b"task-1", True)
 
 
+def test_look_at_a_mark_leaves_none(subject: Subject) -> None:
+    """With no ttl the reply alone tells who has marked."""
+    assert mark(subject, "task-1", 0) == [GRANTED, 0]
+    assert mark(subject, "task-2") == [GRANTED, 0]
+
+    assert mark(subject, "task-1", 0)[:2] == [TAKEN, b"task-2"]
+
+
 def stand_by(subject: Subject, name: str, ttl_ms: int = TTL) -> Any:
     """Run RECORD_STANDBY."""
     return subject.run(RECORD_STANDBY, [key(subject, "standby")], [name, ttl_ms])

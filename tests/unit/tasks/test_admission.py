@@ -484,6 +484,20 @@ def test_second_message_takes_the_place_of_a_first_one_that_waits(
     assert worker.run(task, id=second.id).result is True
 
 
+@pytest.mark.parametrize("policy", ["buffer_one", "cancel_running"])
+def test_second_message_is_skipped_where_the_first_has_begun(
+    worker: Worker, policy: str
+) -> None:
+    """Also where the latest call runs: it would be the same slot again."""
+    task = worker.leased_job(on_conflict=policy)
+    first = task.apply_async(headers={"redlock": SLOT})
+    assert worker.run(task, id=first.id).result is True
+
+    second = task.apply_async(headers={"redlock": SLOT})
+
+    assert worker.run(task, id=second.id).stored == states.REVOKED
+
+
 def test_slots_are_different_by_entry_and_time(worker: Worker) -> None:
     """The next night is another slot; a call without a slot is never skipped."""
     task = worker.leased_job()
