@@ -37,7 +37,7 @@ from celery_redlock.operations.release import (
 )
 from celery_redlock.operations.release import release as release_confirmed
 from celery_redlock.operations.scan import Kind, Scan, scan
-from celery_redlock.operations.words import duration, plural
+from celery_redlock.operations.words import plural, time_left
 
 if TYPE_CHECKING:
     from celery_redlock.locks.lease import Holder
@@ -263,7 +263,7 @@ def _release_found(
 def _table(seen: Scan) -> list[str]:
     rows: list[Row] = []
     for one in seen.found:
-        left, votes = duration(one.ttl_left), f"{one.votes}/{len(seen.nodes)}"
+        left, votes = time_left(one.ttl_left), f"{one.votes}/{len(seen.nodes)}"
         holder = one.holder
         key, task, job = keys_text(one.key), holder.task or "–", holder.task_id or "–"
         rows.append([key, task, job, left, votes])

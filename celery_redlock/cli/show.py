@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.text import on_nodes
 from celery_redlock.cli.output.format import (
     Column,
@@ -35,7 +34,13 @@ from celery_redlock.operations.inspect import (
     unanswered,
 )
 from celery_redlock.operations.scan import permits_of
-from celery_redlock.operations.words import UNREADABLE, duration, permit_text, since
+from celery_redlock.operations.words import (
+    UNREADABLE,
+    duration,
+    expiry,
+    permit_text,
+    since,
+)
 from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.wire.quorum import Vote, VoteKind
 
@@ -103,16 +108,15 @@ def _summary(found: LockStatus, *, has_limit: bool) -> list[str]:
         "id": holder.task_id,
         "holder": f"{holder.host or 'an unknown host'}, pid {holder.pid or 'unknown'}",
         "since": since(holder),
-        "expires": f"never: it has no ttl. Only `{COMMAND} release` ends it"
-        if math.isinf(left)
-        else f"in {duration(left)}, unless renewed",
+        "expires": expiry(left),
         "fence": str(holder.fence or ""),
         "nodes": on_nodes(seen.votes, len(ballot.labels)),
         "keys": " and ".join(holder.keys),
         "limit": permit_text(holder.permit(seen.key)),
     }
     if holder.is_kept:
-        facts["expires"] = f"in {duration(left)}: its period has passed then"
+        if left < math.inf:
+            facts["expires"] = f"in {duration(left)}: its period has passed then"
         fact = "is kept: it is a permit for a start. The run may have ended."
         return [f"{seen.key} {fact}", "", *_fact_lines(facts)]
     return [f"{seen.key} is held.", "", *_fact_lines(facts)]

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.command import COMMAND
 from celery_redlock.operations.inspect import NodeState, NodeStatus
 from celery_redlock.scripts.keys import keys_of
 
@@ -35,6 +36,18 @@ def duration(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // part:02} {smaller}"
     return f"{whole} s"
+
+
+def time_left(seconds: float) -> str:
+    """Return the time until a lock ends: ``12 s``, or of one without a ttl, that."""
+    return "never ends" if seconds == math.inf else duration(seconds)
+
+
+def expiry(seconds: float) -> str:
+    """Return when a lock ends that has so many seconds left, as a clause."""
+    if seconds == math.inf:
+        return f"never: it has no ttl. Only `{COMMAND} release` ends it"
+    return f"in {duration(seconds)}, unless renewed"
 
 
 def instant(seconds: float) -> str:

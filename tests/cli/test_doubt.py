@@ -202,6 +202,19 @@ def test_lock_without_a_ttl_never_ends(project: Project) -> None:
     assert (document["held"], document["ttl_left"]) == (True, None)
 
 
+def test_lead_without_a_ttl_never_ends(project: Project) -> None:
+    """It is not said to expire, or to be renewed."""
+    key = "beat:proj"
+    project.hold(key)
+    for node in project.nodes:
+        node.command("PERSIST", f"redlock:lock:{key}")
+
+    shown = project.redlock("leader")
+
+    assert f"{key} is led by" in shown.out
+    assert "expires  never: it has no ttl" in shown.out
+
+
 @pytest.mark.parametrize("way", with_long(REASONS, *[*REASONS][1:]))
 @pytest.mark.long
 def test_top_shows_no_numbers_that_it_cannot_know(project: Project, way: str) -> None:

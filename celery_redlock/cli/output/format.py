@@ -23,6 +23,7 @@ from celery_redlock.operations.words import (
     permit_text,
     plural,
     state_words,
+    time_left,
 )
 from celery_redlock.scripts.keys import keys_of
 
@@ -176,7 +177,7 @@ LOCK_COLUMNS = (
 def lock_row(lock: SeenHolder, *, nodes: int) -> Row:
     """Return the cells of ``LOCK_COLUMNS``."""
     holder, age = lock.holder, age_of(lock.holder)
-    left = "never ends" if math.isinf(lock.ttl_left) else duration(lock.ttl_left)
+    left = time_left(lock.ttl_left)
     mood = "warning" if lock.is_held else "bad"
     others, permit = keys_beside(holder, lock.key), permit_text(lock.permit)
     together = f" with {' and '.join(others)}" if others else ""
