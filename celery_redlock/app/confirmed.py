@@ -18,18 +18,20 @@ broker                 when ``apply_async`` returns in the block
 =====================  =============================================================
 RabbitMQ               It has confirmed the message: a persistent one is on its disk,
                        or on the disks of most members of a quorum queue.
-Redis, SQS, others     They have answered, as always. A Redis has the message in its
-                       memory; what a crash of it loses, its settings decide.
+Redis                  It has answered: the message is in its memory. What a crash of
+                       it loses, its settings decide.
+SQS, others            They have answered, as always.
 =====================  =============================================================
 
-The connection is one of ours: ``confirm_publish`` changes all channels of a connection.
-A connection on which a confirmation is missing is closed. Otherwise the next message
-would take the late confirmation for its own.
+The connection to RabbitMQ or Redis is one of ours: ``confirm_publish`` changes all
+channels of a connection, and Celery's own waits without end for a Redis that hangs. A
+connection on which an answer is missing is closed. Otherwise the next message would
+take the late answer for its own.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from kombu import pools
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-_LONGEST = 10.0  # seconds until a message is confirmed
+_LONGEST = 10.0  # seconds until a message is confirmed, or a Redis has answered
 _UNROUTABLE = (312, 313)  # reply codes: no queue is bound, or none has a consumer
 _CONNECTING = ("max_retries", "interval_start", "interval_step", "interval_max")
 
@@ -64,10 +66,10 @@ def confirmed(app: Celery) -> Iterator[dict[str, Any]]:
             the message in time. It may have the message nevertheless.
     """
     usual = app.producer_pool.connections.connection
-    if app.conf.task_always_eager or usual.transport.driver_name != "py-amqp":
+    options = _options_of(usual)
+    if app.conf.task_always_eager or options is None:
         yield {}
         return
-    options = {"confirm_publish": True}
     pool = pools.producers[app.connection_for_write(transport_options=options)]
     try:
         producer = pool.acquire(block=True, timeout=_LONGEST)
@@ -80,6 +82,17 @@ def confirmed(app: Celery) -> Iterator[dict[str, Any]]:
         yield {"producer": _ConfirmedProducer(producer, app.conf)}
     finally:
         producer.release()
+
+
+def _options_of(usual: Any) -> dict[str, Any] | None:
+    """Return the options of a connection of our own; None: the usual one will do."""
+    driver = usual.transport.driver_name
+    if driver == "py-amqp":
+        return {"confirm_publish": True}
+    if driver == "redis":
+        configured = usual.transport_options.get("socket_timeout")
+        return {"socket_timeout": configured or _LONGEST}
+    return None
 
 
 class _ConfirmedProducer:
@@ -125,8 +138,7 @@ class _ConfirmedProducer:
                 connection.ensure_connection(timeout=seconds, **self._connecting)
                 producer.revive(connection)
             options = {**options, "timeout": _until(deadline)}
-            # Opening the channel and declaring the queue have no timeout of their own.
-            with connection.connection.transport.having_timeout(options["timeout"]):
+            with _limited(connection, options["timeout"]):
                 return producer.publish(body, **options)
         except errors as error:
             if _is_refusal(error):
@@ -147,6 +159,13 @@ class _ConfirmedProducer:
             raise
 
 
+def _limited(connection: Any, seconds: float) -> Any:
+    """Limit what has no timeout of its own: to open a channel, to declare a queue."""
+    if connection.transport.driver_type != "amqp":
+        return nullcontext()
+    return connection.connection.transport.having_timeout(seconds)
+
+
 def _is_refusal(error: BaseException) -> bool:
     from amqp import exceptions  # type: ignore[import-untyped]  # noqa: PLC0415
 
@@ -155,7 +174,7 @@ def _is_refusal(error: BaseException) -> bool:
 
 def _text(error: BaseException) -> str:
     said = f"{type(error).__name__}: {error}"
-    if not isinstance(error, TimeoutError):
+    if not isinstance(error, TimeoutError):  # that of redis-py says what it means
         return said
     return (
         f"RabbitMQ has not confirmed the message within {_LONGEST:g} s ({said}). It "

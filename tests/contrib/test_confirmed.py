@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from celery_redlock import Outbox
 from celery_redlock.contrib.sqlalchemy import outbox_table
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.testing import FakeNodes
 from tests.harness.brokers import running_rabbitmq
 from tests.harness.waiting import until
@@ -130,6 +131,58 @@ def meanwhile(do: Callable[[], Any]) -> Iterator[None]:
         yield
     finally:
         thread.join()
+
+
+# -- A broker on Redis ---------------------------------------------------------------
+
+
+@pytest.fixture
+def on_redis(nodes: DevNodes) -> Iterator[Worker]:
+    """Give a worker with a broker on Redis, which a test may pause."""
+    fakes = FakeNodes(3)
+    with open_app(fakes) as app:
+        app.conf.broker_url = nodes.urls[0]
+        yield BehindABroker(app, fakes)
+
+
+@pytest.fixture
+def nodes() -> Iterator[DevNodes]:
+    """Give a Redis of its own."""
+    with DevNodes(1, initialize=False) as nodes:
+        yield nodes
+
+
+def test_redis_that_hangs_delays_a_commit_for_a_bounded_time(
+    on_redis: Worker, nodes: DevNodes, engine: Engine, soon: None
+) -> None:
+    """The messages stay, and are published when it goes on: at least once."""
+    outbox = Outbox(lambda: Session(engine), app=on_redis.app)
+    first = commit(outbox, engine, "first")
+    nodes.nodes[0].pause()
+    try:
+        ids = commit(outbox, engine, *"abc")
+        assert outbox.waiting().messages == 3
+    finally:
+        nodes.nodes[0].resume()
+
+    outbox.publish(grace=0.0)
+
+    assert outbox.waiting().messages == 0
+    assert set(delivered(on_redis)) == {*first, *ids}
+
+
+def test_redis_that_was_restarted_costs_no_message(
+    on_redis: Worker, nodes: DevNodes, engine: Engine
+) -> None:
+    """The connection that waits in the pool has died."""
+    outbox = Outbox(lambda: Session(engine), app=on_redis.app)
+    commit(outbox, engine, "first")
+    nodes.nodes[0].restart()
+
+    (second,) = commit(outbox, engine, "second")
+
+    assert outbox.waiting().messages == 0
+    assert second in delivered(on_redis)
 
 
 # -- The outbox ----------------------------------------------------------------------
