@@ -124,18 +124,24 @@ def test_call_that_is_cancelled_before_its_body_begins_ends(worker: Worker) -> N
 
 
 def test_body_that_goes_on_is_interrupted_again_after_its_grace(worker: Worker) -> None:
-    """It is interrupted until it ends."""
+    """It is interrupted until it ends: each time it leaves one block."""
+    not_stopped: list[int] = []
 
-    def body() -> int:
-        cancel(worker)
-        for _ in range(3):
-            with suppress(LockCancelled):
+    def body() -> None:
+        try:
+            try:
+                be_cancelled(worker)
+            finally:
                 run_until_stopped()
-        return 3
+                not_stopped.append(2)
+        finally:
+            run_until_stopped()
+            not_stopped.append(3)
 
     run = worker.run(replacing(worker, body, cancel_grace=0.05))
 
-    assert (run.stored, run.result) == (states.SUCCESS, 3)
+    assert (run.stored, type(run.result)) == (states.REVOKED, LockCancelled)
+    assert not_stopped == []
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
