@@ -74,18 +74,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def is_ending() -> bool:
-    """Tell whether the interpreter ends: then no other thread runs any more."""
-    return sys.is_finalizing()
-
-
 def start_thread(function: Callable[..., object], *args: object) -> bool:
     """Run the function in a daemon thread. Return False if there can be none.
 
     Not by `threading`, whose ``start`` waits for the thread: the exception of a time
     limit inside it would spoil the lock that both share.
     """
-    if is_ending():
+    if sys.is_finalizing():
         return False
     try:
         _thread.start_new_thread(function, args)
@@ -171,7 +166,7 @@ class Background:
             return
         self._give_up(run)
         wake()
-        if run.thread != threading.get_ident() and not is_ending():
+        if run.thread != threading.get_ident() and not sys.is_finalizing():
             run.end.acquire(timeout=seconds)
 
     def _give_up(self, run: ThreadRun) -> None:

@@ -28,17 +28,13 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.callbacks import call_safely
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
-from celery_redlock.basics.process import (
-    Background,
-    OfOneProcess,
-    ThreadRun,
-    is_ending,
-)
+from celery_redlock.basics.process import Background, OfOneProcess, ThreadRun
 from celery_redlock.basics.timing import seconds_text
 from celery_redlock.locks.lease import LeaseState
 from celery_redlock.locks.renewal_schedule import RenewalSchedule, WakeupQueue, Watch
@@ -126,7 +122,7 @@ class Watchdog(OfOneProcess):
         self._watched[lease.token] = watch
         self._is_used = True
         self._wakeups.put(watch)
-        if not self.start() and not is_ending():
+        if not self.start() and not sys.is_finalizing():
             self._log_failure(lease, "no further thread can start")
 
     def forget(self, lease: Lease) -> bool:

@@ -7,11 +7,11 @@ one connection after the other for the same reason, the log has one line a minut
 from __future__ import annotations
 
 import logging
+import sys
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
-from celery_redlock.basics.process import is_ending
 from celery_redlock.basics.timing import seconds_text
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class NodeLog:
         self._log(logging.INFO, "node-back", "Node %s is connected again.")
 
     def _log(self, level: int, event: str, text: str, *reason: str) -> None:
-        if is_ending():
+        if sys.is_finalizing():
             return  # no operator can do anything about a process that ends
         facts = {"node": self._label, **dict(zip(("reason",), reason, strict=False))}
         log.log(level, text, self._label, *reason, extra=log_fields(event, **facts))
