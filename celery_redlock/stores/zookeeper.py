@@ -214,7 +214,7 @@ class ZooKeeper(CompareAndSwapStore):
         client = _started(url, timeout)
         try:
             for path in (_ROOT, _KEYS, _WAKE):
-                client.ensure_path(path)
+                client.ensure_path_async(path).get(timeout=timeout)
             made = [
                 client.create_async(f"{_KEYS}/{number:x}") for number in range(_SHARDS)
             ]
@@ -222,7 +222,8 @@ class ZooKeeper(CompareAndSwapStore):
                 with suppress(NodeExistsError):
                     one.get(timeout=timeout)
             with suppress(NodeExistsError):  # last: it says that all others are there
-                client.create(_ID, secrets.token_hex(20).encode())
+                identity = client.create_async(_ID, secrets.token_hex(20).encode())
+                identity.get(timeout=timeout)
         except (KazooException, KazooTimeoutError) as error:
             text = f"did not let us make {_ROOT}: {_reason(error)}"
             if isinstance(error, NoAuthError):
@@ -716,13 +717,16 @@ class ZooKeeper(CompareAndSwapStore):
                 theirs.send(b".")
 
         try:
-            self._client.create(path, b"[]", ephemeral=True)
+            made = self._client.create_async(path, b"[]", ephemeral=True)
+            made.get(timeout=self._timeout)
             yield b""
             while True:
-                data, stat = self._client.get(path, watch=wake)
+                found = self._client.get_async(path, watch=wake)
+                data, stat = found.get(timeout=self._timeout)
                 if messages := json.loads(data):
+                    emptied = self._client.set_async(path, b"[]", stat.version)
                     with suppress(BadVersionError):
-                        self._client.set(path, b"[]", stat.version)
+                        emptied.get(timeout=self._timeout)
                         yield from (one.encode() for one in messages)
                     continue
                 ready = readable(ours, until_closed, timeout=_LOOK_EVERY)

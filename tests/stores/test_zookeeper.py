@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
+from contextlib import closing, suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,8 +18,10 @@ from celery_redlock.scripts import (
     UNSYNCED,
 )
 from celery_redlock.stores import zookeeper
+from celery_redlock.stores.connection import StoreError
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
 from celery_redlock.stores.zookeeper import ZooKeeper
+from tests.harness.tcp import proxies
 from tests.harness.waiting import until
 from tests.nodes.support import run_python
 from tests.stores.commands import (
@@ -497,6 +502,28 @@ def test_server_that_hangs_costs_a_process_one_wait(
         hangs.accept()[0].close()
         with pytest.raises(BlockingIOError):
             hangs.accept()
+
+
+def test_listener_ends_while_no_server_answers(zookeeper_store: str) -> None:
+    """The servers may be gone for ever, after a move to another store."""
+    server: Any = SimpleNamespace(port=int(zookeeper_store.rpartition(":")[2]))
+    ours, theirs = socket.socketpair()
+    with proxies([server]) as (proxy,), ours, theirs:
+        url = proxy.url.replace("redis://", "zookeeper://").removesuffix("/0")
+        with closing(ZooKeeper(url, 2.0)) as store:
+            messages = store.listen(b"gone", ours)
+            assert next(messages) == b""
+            proxy.cut()
+            until(lambda: store._breaks)  # noqa: SLF001
+            theirs.close()
+
+            def listen() -> None:
+                with suppress(StoreError):
+                    list(messages)
+
+            listening = threading.Thread(target=listen, daemon=True)
+            listening.start()
+            until(lambda: not listening.is_alive())
 
 
 def test_prepare_keeps_the_replid(
