@@ -89,7 +89,6 @@ from kazoo.security import make_digest_acl
 from celery_redlock.basics.backoff import jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.resp import ErrorReply
-from celery_redlock.basics.selector import new_selector
 from celery_redlock.scripts.keyspace import HASH, STRING
 from celery_redlock.stores.compare_and_swap import (
     CompareAndSwapStore,
@@ -848,19 +847,12 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         _: Sequence[Any],
         timeout: float | None = None,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return what can be read, and what can be written."""
-        if timeout is not None and len(to_read) + len(to_write) == 1:
+        """Return what can be read, or what can be written: kazoo asks for one only."""
+        files, events = (to_read, EVENT_READ) if to_read else (to_write, EVENT_WRITE)
+        if timeout is not None and len(files) == 1:
             timeout = min(timeout, self._patience)  # it does not wait for requests
-        with new_selector() as selector:
-            for files, event in (to_read, EVENT_READ), (to_write, EVENT_WRITE):
-                for file in files:
-                    selector.register(file, event)
-            ready = {key.fileobj for key, _ in selector.select(timeout)}
-        return (
-            [file for file in to_read if file in ready],
-            [file for file in to_write if file in ready],
-            [],
-        )
+        ready = [*readable(*files, timeout=timeout, events=events)]
+        return (ready, [], []) if to_read else ([], ready, [])
 
 
 def _end(client: KazooClient) -> None:
