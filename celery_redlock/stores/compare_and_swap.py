@@ -227,6 +227,15 @@ def has_ended(cells: Iterable[Cell], time: ServerTime) -> bool:
     )
 
 
+def alive_at(now_ms: int, heads: Iterable[Cell]) -> list[bytes]:
+    """Return the names of the keys that have not ended by this time."""
+    return [
+        cell.name
+        for cell in heads
+        if cell.expires_at_ms is None or cell.expires_at_ms >= now_ms
+    ]
+
+
 def encoded(cell: Cell) -> bytes:
     """Return the bytes that a store keeps of a cell, besides its name and field."""
     ends = b"" if cell.expires_at_ms is None else b"%d" % cell.expires_at_ms

@@ -56,6 +56,7 @@ from celery_redlock.scripts.keyspace import HASH, STRING
 from celery_redlock.stores.commands import split_release
 from celery_redlock.stores.compare_and_swap import (
     CompareAndSwapStore,
+    alive_at,
     decoded,
     encoded,
     has_ended,
@@ -544,12 +545,8 @@ class Etcd(CompareAndSwapStore):
         """Return the names of the keys that begin so and have not ended by then."""
         start = _CELLS + head.replace(b"\0", b"\0\xff")
         # At the revision of the snapshot: other commands of the batch rest on it.
-        return [
-            cell.name
-            for cell in self._read([_prefix(start)])
-            if cell.field == HEAD
-            and (cell.expires_at_ms is None or cell.expires_at_ms >= now_ms)
-        ]
+        cells = self._read([_prefix(start)])
+        return alive_at(now_ms, [cell for cell in cells if cell.field == HEAD])
 
     # -- listening -------------------------------------------------------------------
 

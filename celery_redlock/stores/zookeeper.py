@@ -57,7 +57,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import random
 import secrets
@@ -92,6 +91,7 @@ from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.scripts.keyspace import HASH, STRING
 from celery_redlock.stores.compare_and_swap import (
     CompareAndSwapStore,
+    alive_at,
     decoded,
     encoded,
     has_ended,
@@ -666,11 +666,9 @@ class ZooKeeper(CompareAndSwapStore):
         names = [name for name in self._names(range(_SHARDS)) if name.startswith(head)]
         # Not by `_read`: another command of the batch may need what that has kept.
         found = self._each("get", [_path(name, HEAD) for name in names])
-        return [
-            name
-            for name, one in zip(names, found, strict=True)
-            if one and _ends_at_ms(name, one[0]) >= now_ms
-        ]
+        pairs = zip(names, found, strict=True)
+        heads = [_Head.read(name, one[0]).cell for name, one in pairs if one]
+        return alive_at(now_ms, heads)
 
     def _names(self, shards: Iterable[int]) -> list[bytes]:
         paths = [f"{_KEYS}/{number:x}" for number in shards]
@@ -917,11 +915,6 @@ class _Counter(NamedTuple):
     version: int
     cell: Cell
     is_steady: bool
-
-
-def _ends_at_ms(name: bytes, data: bytes) -> float:
-    ends = _Head.read(name, data).cell.expires_at_ms
-    return math.inf if ends is None else ends
 
 
 def _has_znode(kind: str, field: bytes) -> bool:
