@@ -154,7 +154,6 @@ class Etcd(CompareAndSwapStore):
         self._token = self._told_revision = ""
         self._swept_at = SYSTEM_CLOCK.monotonic()
         self._sweeps_from = _CELLS
-        self._leases: dict[bytes, str] = {}
         # What is remembered, until another connection is made.
         self._locks: dict[bytes, tuple[str, Cell]] = {}  # with the revision
         self._states: dict[bytes, _State] = {}
@@ -270,6 +269,7 @@ class Etcd(CompareAndSwapStore):
         self._with_members: set[bytes] = set()
         self._revision = revision
         self._asked_for: list[dict[str, Any]] = []
+        self._listeners: dict[bytes, str] = {}  # channel -> lease
 
     def _read(self, ranges: list[dict[str, Any]]) -> list[Cell]:
         at = {"revision": self._revision} if self._revision else {}
@@ -433,7 +433,7 @@ class Etcd(CompareAndSwapStore):
         ops += [_put(_key(c.name, c.field), _data(c)) for c in changes.written.values()]
         for place, (channel, message) in enumerate(changes.messages):
             key = _MESSAGES + _escaped(channel) + b"%d" % place
-            ops.append(_put(key, message, self._leases[channel]))
+            ops.append(_put(key, message, self._listeners[channel]))
         return ops
 
     def _comparisons(self, changes: Changes, needs: Needs) -> list[dict[str, Any]]:
@@ -538,7 +538,7 @@ class Etcd(CompareAndSwapStore):
         """Tell whether a process listens on this channel."""
         found = self._call("/kv/range", _prefix(_LISTENERS + _escaped(channel)))
         for kv in found.get("kvs", ()):
-            self._leases[channel] = kv["lease"]
+            self._listeners[channel] = kv["lease"]
         return bool(found.get("kvs"))
 
     def scan(self, head: bytes, now_ms: int) -> list[bytes]:

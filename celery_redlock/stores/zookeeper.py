@@ -172,7 +172,6 @@ class ZooKeeper(CompareAndSwapStore):
         self._client.add_listener(self._note_state)
         self._swept_at = SYSTEM_CLOCK.monotonic()
         self._sweeps = secrets.randbelow(_SHARDS)
-        self._listeners: dict[bytes, tuple[bytes, int]] = {}
         self._clock = ServerClock()
         self._memory: dict[bytes, tuple[int, _Head]] = {}  # with the version
         self._remembered_until = self._identified_until = 0  # in breaks
@@ -440,6 +439,7 @@ class ZooKeeper(CompareAndSwapStore):
         self._versions: dict[tuple[bytes, bytes], int] = {}  # of znodes
         self._heads: dict[bytes, _Head] = {}
         self._large: set[bytes] = set()  # keys with members
+        self._listeners: dict[bytes, tuple[bytes, int]] = {}  # by channel
 
     def _read(self, places: Sequence[tuple[bytes, bytes]]) -> list[Cell]:
         """Read znodes in one round trip, and keep their versions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -279,6 +280,21 @@ def test_release_does_not_assume_twice_that_no_client_waits(
         assert left == [None, 0]
     assert [requests[0] for requests in sent] == ["write", "read", "read", "write"]
     assert sent[3] == ["write"]
+
+
+def test_client_remembers_no_listener(site: Site) -> None:
+    """Each process that listens has another channel, and there is no end of them."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        messages = site.others.listen(site.lock, ours)
+        assert next(messages) == b""
+        assert site.ours.run([[b"PUBLISH", site.lock, b"woken"]]) == [1]
+        assert next(messages) == b"woken"
+        theirs.close()
+        assert list(messages) == []
+    site.ours.run([[b"GET", site.lock]])
+    store: Any = site.ours
+    assert not store._listeners  # noqa: SLF001  (no reply depends on it)
 
 
 def requests_of(
