@@ -217,6 +217,8 @@ class Memory:
     def read(self, needs: Needs, cells: Iterable[Cell]) -> None:
         """Remember the cells that were read, all that are needed."""
         found = {(cell.name, cell.field): cell for cell in cells}
+        if len(self._seen) > _MOST_LOCKS:
+            self._seen.clear()
         self._seen -= needs.rare
         self._seen |= needs.rare.intersection(name for name, _ in found)
         for name in needs.own & self.locks.keys():

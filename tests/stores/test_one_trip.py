@@ -243,6 +243,21 @@ def test_renewal_in_other_words_runs_its_script(site: Site) -> None:
     assert end * 1000 > site.now_us() + 1_800_000_000
 
 
+def test_connection_remembers_a_limited_number_of_wait_queues(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may meet waiters at any number of keys, each once."""
+    monkeypatch.setattr(postgresql_memory, "_MOST_LOCKS", 3)
+    for name in (b"%d" % number for number in range(8)):
+        lock = site.key(name)
+        site.ours.run([site.acquire(name, b"t")])
+        words = b"gone/1", b"1", b"60000"
+        site.other.run([script("join_wait_queue", [lock, lock + b":queue"], *words)])
+        assert site.ours.run([site.release(name, b"t")]) == [1]
+
+    assert len(site.ours._memory._seen) <= 4  # noqa: SLF001  (no reply depends on it)
+
+
 def test_several_locks_of_other_stripes_take_one_round_trip(site: Site) -> None:
     """Each gets a number above its counter, also if another client has raised it."""
     site.other.run([site.acquire(b"a", b"o"), site.acquire(b"b", b"o", b"4")])
