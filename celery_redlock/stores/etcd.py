@@ -143,12 +143,11 @@ class Etcd(CompareAndSwapStore):
 
     def __init__(self, url: str, timeout: float) -> None:
         parts = urlsplit(url)
-        members, files = self._servers(url), _files(url)
         self._timeout = timeout
         is_encrypted = parts.scheme == "etcds"
-        tls = tls_of(files) if is_encrypted else None
-        self._members = [EtcdMember(*one, timeout, tls) for one in members]
-        self._cluster = self.name_of(url)
+        tls = tls_of(dict(parse_qsl(parts.query))) if is_encrypted else None
+        self._members = [EtcdMember(*one, timeout, tls) for one in self._servers(url)]
+        self._cluster = super().name_of(url)
         first = self._answered_last.get(self._cluster)
         self._members.sort(key=lambda member: member.name != first)
         self._token = self._told_revision = ""
@@ -185,7 +184,7 @@ class Etcd(CompareAndSwapStore):
     @classmethod
     def name_of(cls, url: str) -> str:
         """Return ``host:port`` of all members, sorted, with a plus between."""
-        _files(url)
+        _check_files(url)
         return super().name_of(url)
 
     @classmethod
@@ -710,8 +709,8 @@ class _State(NamedTuple):
     cells: list[Cell]
 
 
-def _files(url: str) -> dict[str, str]:
-    """Return the files of the options of a URL.
+def _check_files(url: str) -> None:
+    """Refuse options of a URL that cannot be used.
 
     Raises:
         ValueError: There is no such option, or no such file.
@@ -729,7 +728,6 @@ def _files(url: str) -> dict[str, str]:
     for name, path in files.items():
         if not os.access(path, os.R_OK):
             raise ValueError(f"the file of its option {name} cannot be read")
-    return files
 
 
 def _in_words(refusal: str) -> str:

@@ -27,6 +27,7 @@ from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SECRET = "geheim"
 HOOKS = "celery_redlock.app.worker_hooks"  # a logger
@@ -482,6 +483,16 @@ def test_etcd_without_tls_is_told_apart_from_a_wrong_certificate() -> None:
         with closing(Redlock([url], **PATIENT)) as redlock:
             (problem,) = redlock.check().problems
     assert "if it speaks no TLS, write etcd:// in redlock_nodes" in problem
+
+
+def test_certificate_that_is_away_is_told(tmp_path: Path) -> None:
+    """It was there when the settings were read, and is gone while it is renewed."""
+    file = tmp_path / "ca.pem"
+    file.touch()
+    with closing(Redlock([f"etcds://127.0.0.1:1?ca={file}"], **PATIENT)) as redlock:
+        file.unlink()
+        found = {it.code: it.fact for it in diagnose(redlock, span=0.1)}
+    assert "cannot be used with these certificates" in found["unreachable"]
 
 
 @pytest.mark.long
