@@ -259,7 +259,8 @@ class Etcd(CompareAndSwapStore):
         """Read these ranges at one revision, and keep the versions of their cells."""
         self._start()
         cells: list[Cell] = []
-        for part in _chunks(ranges, _MOST_READ) or [[]]:
+        # The reply to a range tells revision and time, also where no key is needed.
+        for part in _chunks(ranges or [{"key": _text(_CELLS)}], _MOST_READ):
             cells += self._read(part)
         return cells
 
@@ -272,7 +273,6 @@ class Etcd(CompareAndSwapStore):
 
     def _read(self, ranges: list[dict[str, Any]]) -> list[Cell]:
         at = {"revision": self._revision} if self._revision else {}
-        ranges = ranges or [{"key": _text(_CELLS)}]
         ops = [{"request_range": {**one, **at}} for one in ranges]
         return self._cells_of(self._call("/kv/txn", {"success": ops}))
 
