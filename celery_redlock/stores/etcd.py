@@ -573,6 +573,8 @@ class Etcd(CompareAndSwapStore):
                         kept = self._call("/lease/keepalive", {"ID": lease})
                         if not kept.get("result", {}).get("TTL"):
                             raise StoreError("has ended our lease: we were away")
+                        if member is not self._members[0]:
+                            raise StoreError("has a member that answers no more")
                         kept_at = SYSTEM_CLOCK.monotonic()
                     files = watch.socket, until_closed
                     ready = readable(*files, timeout=max(0.0, left))

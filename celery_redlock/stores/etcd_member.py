@@ -280,7 +280,7 @@ class Watch:
         """Wait for results, and return all that have come.
 
         Raises:
-            MemberError: The connection is lost.
+            MemberError: The connection is lost, or the member has ended the watch.
         """
         try:
             # What is buffered, or else what one call of `recv` returns: all that is
@@ -291,7 +291,10 @@ class Watch:
         if not data:
             raise MemberError(_UNREACHABLE, is_broken=True)
         *lines, self._data = (self._data + data).split(b"\n")
-        return [json.loads(line).get("result", {}) for line in lines]
+        results = [json.loads(line).get("result") for line in lines]
+        if any(result is None or "canceled" in result for result in results):
+            raise MemberError("it has ended our watch")
+        return results
 
     def close(self) -> None:
         """End it."""

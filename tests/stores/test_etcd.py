@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 import urllib.request
@@ -23,7 +24,7 @@ from celery_redlock.scripts import (
 from celery_redlock.stores import etcd
 from celery_redlock.stores.connection import StoreError
 from celery_redlock.stores.etcd import Etcd
-from celery_redlock.stores.etcd_member import EtcdMember
+from celery_redlock.stores.etcd_member import EtcdMember, MemberError
 from tests.harness.store_nodes import store_servers
 from tests.harness.tcp import proxies
 from tests.harness.waiting import until
@@ -524,6 +525,41 @@ def test_interrupt_ends_a_listener(member: StoreNode, key: str) -> None:
         store.interrupt()
         with pytest.raises(StoreError, match="lost its connection"):
             next(messages)
+
+
+def test_listener_of_a_member_that_hangs_ends(
+    member: StoreNode, proxy: Any, key: str
+) -> None:
+    """Its lease is kept by another member, and no message would come any more."""
+    hangs, (ours, theirs) = proxy.url.split("/")[2], socket.socketpair()
+    url = f"etcd://{hangs},127.0.0.1:{member.port}"
+    with closing(Etcd(url, 2.0)) as store, ours, theirs:
+        messages = store.listen(key.encode(), ours)
+        assert next(messages) == b""
+        proxy.hold()
+
+        def listen() -> None:
+            with contextlib.suppress(StoreError):
+                list(messages)
+
+        listening = threading.Thread(target=listen, daemon=True)
+        listening.start()
+        until(lambda: not listening.is_alive())
+
+
+def test_watch_that_etcd_has_ended_is_told(member: StoreNode, key: str) -> None:
+    """As one from a revision that etcd has compacted: its stream stays open."""
+    with closing(Etcd(member.url, TIMEOUT)) as store:
+        for value in (b"1", b"2"):
+            store.run([[b"SET", key.encode(), value]])
+        revision = store._told_revision  # noqa: SLF001  (that of the second one)
+        store._call("/kv/compaction", {"revision": revision})  # noqa: SLF001
+        create = {"create_request": {"key": "AA==", "start_revision": "1"}}
+        (asked,) = store._members  # noqa: SLF001
+        with closing(asked.watch(create, "")) as watch:
+            results = itertools.chain.from_iterable(iter(watch.read, None))
+            with pytest.raises(MemberError, match="has ended our watch"):
+                list(results)
 
 
 def test_listener_whose_lease_has_ended_ends(
