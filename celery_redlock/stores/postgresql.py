@@ -91,7 +91,7 @@ from celery_redlock.stores.postgresql_table import CREATE, TABLE
 from celery_redlock.stores.server_clock import ServerTime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from psycopg.errors import Diagnostic
 
@@ -211,7 +211,7 @@ class PostgreSQL:
         try:
             self._learn(url)
             self._statements = Statements(self._connection)
-            self._connection.finish(self._statements.prepare())
+            self._connection.wait(self._statements.prepare())
         except psycopg.Error as error:
             self.close()
             raise StoreError(_unusable(error)) from None
@@ -297,7 +297,7 @@ class PostgreSQL:
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
         """Carry commands out in one transaction, and return the replies."""
-        return self._connection.finish(self.running(commands))
+        return self._connection.wait(self.running(commands))
 
     def running(self, commands: Sequence[Command]) -> Waits[list[Any]]:
         """Do what ``run`` does, and yield where it waits for the server."""
@@ -494,13 +494,13 @@ class PostgreSQL:
 
     def load(self, names: Sequence[bytes]) -> Iterable[Cell]:
         """Return all rows of these keys."""
-        rows = self._connection.finish(self._statements.carry_out([read(names)]))
+        rows = self._connection.wait(self._statements.carry_out([read(names)]))
         return cells_of(rows[0])
 
     def flush(self, changes: Changes) -> None:
         """Write these changes, which the transaction may still take back."""
         if steps := write(changes):
-            self._connection.finish(self._statements.carry_out(steps))
+            self._connection.wait(self._statements.carry_out(steps))
 
     def zcard(self, name: bytes) -> int:
         """Return how many members the rows of a sorted set say that it has."""
@@ -671,32 +671,17 @@ class _Connection(psycopg.Connection[Any]):
     patience = 5.0
     has_answered = False
 
-    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
-        """Wait for the driver's own requests."""
-        result = super().wait(self._in_time(gen), *args, **kwargs)
-        self.has_answered = True
-        return result
-
-    def _in_time(self, gen: Any) -> Any:
-        give_up_at = SYSTEM_CLOCK.monotonic() + self.patience
-        try:
-            event = next(gen)
-            while True:
-                ready = yield event
-                if not ready and SYSTEM_CLOCK.monotonic() > give_up_at:
-                    raise StoreError(self._late())
-                event = gen.send(ready)
-        except StopIteration as end:
-            return end.value
-
-    def finish(self, waits: Waits[T]) -> T:
-        """Carry out, waiting here, and return the result."""
+    def wait(self, gen: Generator[Any, Any, T], *_: Any, **__: Any) -> T:
+        """Carry out requests of the driver, or ours (`Waits`); return the result."""
+        ready = None
         try:
             while True:
-                events = next(waits)
+                events = gen.send(ready)
                 if not readable(self, events=events, timeout=self.patience):
                     raise StoreError(self._late())
+                ready = events  # the driver tries each of them
         except StopIteration as end:
+            self.has_answered = True
             result: T = end.value
             return result
 

@@ -119,7 +119,7 @@ def test_wait_for_the_disk_is_switched_off_for_one_transaction(
 ) -> None:
     """By the statement that locks names, and until the transaction ends."""
     with closing(Store(postgresql_store, 5.0)) as store:
-        statements, finish = store._statements, store._connection.finish  # noqa: SLF001
+        statements, finish = store._statements, store._connection.wait  # noqa: SLF001
 
         def shown() -> bytes | None:
             found = statements._pg.exec_(b"SHOW synchronous_commit")  # noqa: SLF001
