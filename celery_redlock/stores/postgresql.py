@@ -437,9 +437,8 @@ class PostgreSQL:
         if not is_read and (needs.shared or needs.exclusive):
             steps.append(lock(needs))
         steps.append(Statement("now"))
-        parts = {**needs.fields, **needs.large}
-        for name in parts.keys() & needs.names:
-            del parts[name]
+        every = {**needs.fields, **needs.large}.items()
+        parts = {name: fields for name, fields in every if name not in needs.names}
         loads = [read(needs.names)] if needs.names else []
         loads += [
             read_fields(name, [b"", *(b"." + one for one in fields)])
@@ -570,25 +569,19 @@ class PostgreSQL:
             ConfigurationError: The connection is in no transaction, or in one that
                 reads old rows; it is asynchronous, or leads to another database.
         """
-        if _is_asynchronous(connection):
+        if inspect.iscoroutinefunction(getattr(connection, "execute", None)):
+            kind = type(connection)
+            name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
             raise ConfigurationError(
                 "`lease.ensure(connection)` takes a connection of psycopg, Django or "
-                f"SQLAlchemy, and this is a {_kind(connection)}. Use a synchronous "
-                "connection, or the fence instead."
+                f"SQLAlchemy, and this is a {name}. Use a synchronous connection, or "
+                "the fence instead."
             )
         raw = _driver_connection(connection)
-        start = f"{token}\n".encode()
+        start, locks = f"{token}\n".encode(), [name.encode() for name in names]
         with _cursor_of(raw) as cursor:
             try:
-                cursor.execute(
-                    _HOLD,
-                    (
-                        meta.encode(),
-                        [name.encode() for name in names],
-                        len(start),
-                        start,
-                    ),
-                )
+                cursor.execute(_HOLD, (meta.encode(), locks, len(start), start))
             except Exception as error:
                 if getattr(error, "sqlstate", None) == "42P01":  # undefined table
                     raise ConfigurationError(_ELSEWHERE) from error
@@ -777,15 +770,6 @@ def _note_cancelled(cancelled: list[str], notice: Diagnostic) -> None:
         cancelled.append(notice.message_primary or "")
 
 
-def _is_asynchronous(connection: Any) -> bool:
-    return inspect.iscoroutinefunction(getattr(connection, "execute", None))
-
-
-def _kind(connection: Any) -> str:
-    kind = type(connection)
-    return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
-
-
 def _listener(channel: bytes) -> int:
     return hash_of(channel) & 0x7FFFFFFF
 
@@ -795,7 +779,11 @@ def _unreachable(error: psycopg.Error) -> str:
     # libpq puts its own words, and the address that it tried, before each reason.
     lines = [line for line in str(error).splitlines() if _FAILED in line]
     told = [line.rpartition(_FAILED)[2].strip().rstrip(".") for line in lines]
-    reason = min(told, key=_rank, default=_reason(error))
+    reason = min(
+        told,  # of several servers, or addresses of one, of which some may be down
+        key=lambda it: (not it.startswith(_FATAL), _REFUSED in it),
+        default=_reason(error),
+    )
     runs = reason.startswith(_FATAL)
     if _REFUSED in reason:
         return "refused the connection"
@@ -805,14 +793,6 @@ def _unreachable(error: psycopg.Error) -> str:
         return "did not accept a connection in time"
     words = reason.removeprefix(_FATAL)
     return f"cannot be connected to: {words}{_remedy(words, _IT_RUNS if runs else '')}"
-
-
-def _rank(reason: str) -> tuple[bool, bool]:
-    """Return the rank of a reason: what a server says that runs is the first one.
-
-    Of several servers, or addresses of one, some may be down.
-    """
-    return not reason.startswith(_FATAL), _REFUSED in reason
 
 
 def _unusable(error: psycopg.Error) -> str:
