@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.basics.glob import head_of, matcher
+from celery_redlock.basics.glob import head_of
 from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.scripts import ALL_SCRIPTS, RELEASE, Script
 from celery_redlock.scripts.host import run as run_script
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from celery_redlock.stores.keyspace import StoreKeyspace
     from celery_redlock.stores.needs import Needs
 
-_BY_SHA = {script.sha.encode(): script for script in ALL_SCRIPTS}
-_BY_SOURCE = {script.source.encode(): script for script in ALL_SCRIPTS}
+_EVAL = b"EVALSHA", b"EVAL"
+_SCRIPTS = {text.encode(): it for it in ALL_SCRIPTS for text in (it.sha, it.source)}
 _CALL = Script("call", "return redis.call(unpack(ARGV))")
 _READS = (
     *(b"GET", b"MGET", b"PTTL", b"HGET", b"HMGET", b"HGETALL"),
@@ -34,8 +34,7 @@ _WRITES = b"SET", b"DEL", b"HSET", b"HDEL", b"ZADD"
 def add_needs(needs: Needs, command: Command) -> bool:
     """Add what a command reads and changes. Return False if it needs no keys."""
     verb, *words = command
-    verb = verb.upper()
-    if script := _script_of(verb, words):
+    if script := _script_of(command):
         count = int(words[1])
         needs.add(script.name, words[2 : 2 + count], words[2 + count :])
     elif verb in _READS:
@@ -57,9 +56,9 @@ def split_release(command: Command, most: int) -> list[Command]:
     A release of several locks need not be one transaction: one that is done in part is
     a lock that is free a little earlier than the others.
     """
-    verb, *words = command
-    if _script_of(verb.upper(), words) is not RELEASE:
+    if _script_of(command) is not RELEASE:
         return [command]
+    verb, *words = command
     count = int(words[1])
     names, args = words[2 : 2 + count], words[2 + count :]
     locks, queues = names[: count // 2], names[count // 2 :]
@@ -73,15 +72,13 @@ def split_release(command: Command, most: int) -> list[Command]:
 def run(command: Command, keys: StoreKeyspace) -> Any:
     """Carry a command out, and return its reply. An error is a reply, too."""
     verb, *words = command
-    verb = verb.upper()
-    if verb in (b"EVALSHA", b"EVAL"):
-        script = _script_of(verb, words)
-        if script is None:
-            return ErrorReply("NOSCRIPT No matching script.")
+    if script := _script_of(command):
         count = int(words[1])
         return run_script(script, words[2 : 2 + count], words[2 + count :], keys)
+    if verb in _EVAL:
+        return ErrorReply("NOSCRIPT No matching script.")
     if verb in (*_READS, *_WRITES, b"PUBLISH"):
-        return run_script(_CALL, [], [verb, *words], keys)
+        return run_script(_CALL, [], command, keys)
     return _of_the_store(verb, words, keys)
 
 
@@ -90,12 +87,10 @@ def _of_the_store(verb: bytes, words: Sequence[bytes], keys: StoreKeyspace) -> A
         name = keys.replid.decode()
         fields = {"run_id": name, "master_replid": name, **keys.loader.info}
         return "".join(f"{name}:{text}\r\n" for name, text in fields.items()).encode()
-    if verb == b"SCAN":  # a store reads all keys in one go
+    if verb == b"SCAN":  # all keys in one go; a pattern only says how they begin
         options = dict(zip(words[1::2], words[2::2], strict=False))
-        pattern = options.get(b"MATCH", b"*")
-        matches = matcher(pattern)
-        names = keys.loader.scan(head_of(pattern), keys.now_us() // 1000)
-        return [b"0", [name for name in names if matches(name)]]
+        head = head_of(options.get(b"MATCH", b""))
+        return [b"0", keys.loader.scan(head, keys.now_us() // 1000)]
     if verb == b"TIME":  # as Redis replies, and by how much later it may be
         now = divmod(keys.time.earliest_us, 1_000_000)
         late = keys.time.latest_us - keys.time.earliest_us
@@ -105,7 +100,5 @@ def _of_the_store(verb: bytes, words: Sequence[bytes], keys: StoreKeyspace) -> A
     return ErrorReply(f"ERR unknown command '{verb.decode(errors='replace')}'")
 
 
-def _script_of(verb: bytes, words: Sequence[bytes]) -> Script | None:
-    if verb == b"EVALSHA":
-        return _BY_SHA.get(words[0])
-    return _BY_SOURCE.get(words[0]) if verb == b"EVAL" else None
+def _script_of(command: Command) -> Script | None:
+    return _SCRIPTS.get(command[1]) if command[0] in _EVAL else None
