@@ -73,17 +73,18 @@ class Keyspace:
     def proven_start_ms(self) -> int | None:
         """Return the start of a process that provably has not voted; else None.
 
-        In milliseconds since 1970.
+        In milliseconds since 1970. None of a store: no process of it forgets its keys.
         """
-        raise NotImplementedError
 
     def note_vote(self) -> None:
-        """Note that the process votes, where no loss of keys removes it."""
-        raise NotImplementedError
+        """Note that the process votes, where a process forgets its keys at its end."""
 
     def may_be_copy(self) -> bool:
-        """Tell whether the keys may be those of another server, which lives on."""
-        raise NotImplementedError
+        """Tell whether the keys may be those of another server, which lives on.
+
+        So may those of a store: a promoted standby has the keys of its primary.
+        """
+        return True
 
     def now_us(self) -> int:
         """Return microseconds since 1970 by the clock of the node (TIME)."""

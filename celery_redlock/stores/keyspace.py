@@ -237,16 +237,6 @@ class StoreKeyspace(Keyspace):
 
     # -- what scripts do -------------------------------------------------------------
 
-    def proven_start_ms(self) -> None:
-        """Prove nothing: a store has no process that forgets when it ends."""
-
-    def may_be_copy(self) -> bool:
-        """Return True: a promoted standby has the keys of its primary."""
-        return True
-
-    def note_vote(self) -> None:
-        """Note nothing, for the same reason."""
-
     def now_us(self) -> int:
         """Return microseconds since 1970 by the clock of the store (TIME).
 
