@@ -11,7 +11,6 @@ that the fence counters of one hash can be changed by many transactions at once.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -299,7 +298,7 @@ class StoreKeyspace(Keyspace):
         for member, value in members.items():
             field_ = _MEMBER + member
             self.changes.removed.pop((name, field_), None)
-            value_, score = (value, None) if kind == HASH else (None, _finite(value))
+            value_, score = (value, None) if kind == HASH else (None, value)
             cell = Cell(name, field_, kind, value_, score, None)
             self.changes.written[name, field_] = cell
 
@@ -335,7 +334,3 @@ class StoreKeyspace(Keyspace):
 def is_counter(field: bytes) -> bool:
     """Tell whether this cell of a hash is a fence counter, by its number."""
     return field[1:].isdigit()
-
-
-def _finite(score: float) -> float:
-    return math.copysign(1e308, score) if math.isinf(score) else score

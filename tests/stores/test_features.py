@@ -128,6 +128,22 @@ def test_lease_is_renewed_released_and_ends(
         theirs.confirm(later)
 
 
+def test_score_may_be_infinite(store_url: str, key: str) -> None:
+    """As that of a call that expires never, or has expired before all others."""
+    added = [("ZADD", key, "-inf", "first"), ("ZADD", key, "inf", "last")]
+    found = all_asked(
+        store_url,
+        [
+            *added,
+            ("ZSCORE", key, "first"),
+            ("ZSCORE", key, "last"),
+            ("ZRANGEBYSCORE", key, "-inf", "1", "LIMIT", "0", "9"),
+            ("DEL", key),
+        ],
+    )
+    assert found == [1, 1, b"-inf", b"inf", [b"first"], 1]
+
+
 def test_scan_finds_a_key_with_a_nul(store_url: str, key: str) -> None:
     """A pattern may end in one: after it, a store may look for any byte."""
     name = f"redlock:lock:{key}\0"
