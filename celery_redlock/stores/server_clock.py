@@ -75,9 +75,9 @@ class ServerClock:
         self._least = max(lowest, self._least - widened)
         self._most = min(highest, self._most + widened)
         self.observed_at = received_at
-        if agrees := self._least <= self._most:
-            return agrees
-        self._least, self._most = lowest, highest
+        agrees = self._least <= self._most
+        if not agrees:
+            self._least, self._most = lowest, highest
         return agrees
 
     def read(self, now: float) -> ServerTime:
