@@ -124,9 +124,8 @@ class _OnceRun:
                     returned = self._run(body)
                     self._execution.check_or_go_on()
                     self._refuse_stale(found)
-                    made = self._record(states.SUCCESS, returned)
-                    record = made
-                    self._records.write(made, found)
+                    record = self._record(states.SUCCESS, returned)
+                    self._records.write(record, found)
         except Exception as error:  # noqa: BLE001  (of the body, and of each driver)
             if record is not None:
                 return self._after_refused_commit(record, returned, found, error)
