@@ -88,12 +88,12 @@ class DjangoRecords:
 
     def write(self, record: CallRecord, over: CallRecord | None) -> None:
         """Write a record in the transaction, in place of an outdated one."""
-        rows, values = self._rows(), _as_stored(asdict(record))
+        rows, values = self._rows(), asdict(record)
+        values |= {name: as_moment(values[name]) for name in _MOMENTS}
         if over is None:
             rows.create(**values)
             return
-        replaced = _as_stored(asdict(over))
-        same = rows.filter(pk=over.id, recorded_at=replaced["recorded_at"])
+        same = rows.filter(pk=over.id, recorded_at=as_moment(over.recorded_at))
         if not same.update(**values):
             raise RecordTaken(over.id)
 
@@ -179,10 +179,6 @@ def check_alias(what: str, alias: str) -> None:
             f"{what} needs a table. Add {_APP!r} to INSTALLED_APPS, and run "
             "`manage.py migrate`."
         )
-
-
-def _as_stored(values: dict[str, Any]) -> dict[str, Any]:
-    return values | {name: as_moment(values[name]) for name in _MOMENTS}
 
 
 def as_moment(moment: datetime) -> datetime:

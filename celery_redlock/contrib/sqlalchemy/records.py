@@ -93,14 +93,10 @@ def record_table(metadata: MetaData) -> Table:
         Column("content_encoding", String(20), nullable=False),
         Column("recorded_at", moment, nullable=False),
         Column("keep_until", moment, nullable=False),
-        *_indexes(),
+        Index(f"{_NAME}_task_id", "task_id"),
+        Index(f"{_NAME}_keep_until", "keep_until"),
         schema=BLANK_SCHEMA,
     )
-
-
-def _indexes() -> Iterator[Any]:
-    for column in ("task_id", "keep_until"):
-        yield Index(f"{_NAME}_{column}", column)
 
 
 _TABLE = record_table(MetaData())
