@@ -846,6 +846,28 @@ def test_missing_table_is_one_clear_error(
     assert "Nothing was done" in said
 
 
+def test_session_is_closed_where_the_table_is_missing(
+    worker: Worker, tmp_path: Path
+) -> None:
+    """Its connection goes back to the pool."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'empty'}", poolclass=NullPool)
+    made: list[Session] = []
+    closed: list[Session] = []
+
+    class Noted(Session):
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    def make() -> Session:
+        made.append(Noted(engine))
+        return made[-1]
+
+    refusal(worker, make)
+
+    assert closed == made
+
+
 def test_session_that_begins_nothing_by_itself_will_do(
     worker: Worker, session_rows: SqlAlchemyLedger, sqlite: str, tmp_path: Path
 ) -> None:

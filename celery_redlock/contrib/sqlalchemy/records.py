@@ -239,12 +239,11 @@ class SqlAlchemyRecords:
                 _refuse_autocommit(session)
                 return session, _find(session, record_id)
             except DBAPIError as error:
-                _roll_back(session)
-                if not error.connection_invalidated or is_last:
-                    _refuse_missing_table(session, error)
-                    session.close()
-                    raise
-                session.close()
+                with contextlib.closing(session):
+                    _roll_back(session)
+                    if not error.connection_invalidated or is_last:
+                        _refuse_missing_table(session, error)
+                        raise
             except BaseException:
                 session.close()
                 raise
