@@ -94,11 +94,6 @@ class EtcdMember:
         self.is_time_right = True
         self.connects = 0
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether a connection is kept."""
-        return self._sock is not None
-
     def ask(
         self, path: str, body: Mapping[str, Any], token: str, *, once: bool
     ) -> dict[str, Any]:
@@ -117,9 +112,9 @@ class EtcdMember:
                 interrupted us.
         """
         data = json.dumps(body, separators=(",", ":")).encode()
-        if once and not self.is_connected:
+        is_kept = self._sock is not None
+        if once and not is_kept:
             raise MemberError(_UNREACHABLE, is_broken=True)
-        is_kept = self.is_connected
         try:
             status, text = self._exchange("POST", _API + path, data, token)
         except MemberError as error:
