@@ -12,9 +12,6 @@ _EVERY = 60.0  # seconds, at least, between two lines
 class LogLimit:
     """Decides which lines are written.
 
-    Args:
-        clock: Reads time.
-
     Attributes:
         held_back: The number of lines since the last one that was written.
     """

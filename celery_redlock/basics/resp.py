@@ -59,12 +59,7 @@ def unknown_command(error: str, script: str = "") -> str:
 
 
 def refusal_of(error: str, script: str = "") -> str:
-    """Return a clause about a node that answered with this error.
-
-    Args:
-        error: The text of the error.
-        script: As for ``unknown_command``.
-    """
+    """Return a clause about a node that answered with this error, of this script."""
     command = unknown_command(error, script)
     return DOES_NOT_KNOW + command if command else f"answered {error}"
 

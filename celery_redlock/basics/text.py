@@ -32,12 +32,7 @@ def is_encodable(text: str) -> bool:
 
 
 def is_line(text: object, most: int) -> bool:
-    """Tell whether this is one line of text that UTF-8 can carry.
-
-    Args:
-        text: Anything.
-        most: How many bytes it may have.
-    """
+    """Tell whether this is one line of text, of so many bytes, that UTF-8 can carry."""
     if type(text) is not str or "\n" in text or len(text) > most:
         return False
     return text.isascii() or (is_encodable(text) and len(text.encode()) <= most)
@@ -93,12 +88,9 @@ def width_of(text: str) -> int:
 
 
 def cut_to(text: str, width: int, *, at_start: bool = False) -> str:
-    """Return the part of a text that fits into so many columns: its start, or its end.
+    """Return the part of a printable text that fits into so many columns.
 
-    Args:
-        text: A printable text.
-        width: How many columns there are.
-        at_start: Cut the start, and return the end.
+    That is its start, or, where it is cut at its start, its end.
     """
     letters, taken = list(reversed(text) if at_start else text), 0
     for number, letter in enumerate(letters):

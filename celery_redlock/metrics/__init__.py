@@ -89,7 +89,6 @@ class Metrics(Observer):
     """The metrics of one app, in this process and in its forked children.
 
     Attributes:
-        app: The app.
         server: The HTTP server for scrapes in this process, or None.
     """
 

@@ -182,11 +182,7 @@ class CompareAndSwapStore(Loader, Protocol):
 
 
 def servers_in(url: str, port: int) -> list[tuple[str, int]]:
-    """Return host and port of all servers that a URL lists.
-
-    Args:
-        url: The URL.
-        port: The port of a server that is listed without one.
+    """Return host and port of each server that a URL lists, by default this port.
 
     Raises:
         ValueError: There is none, or a port is no number.

@@ -70,8 +70,7 @@ class EtcdMember:
     """A connection to a member, and its clock.
 
     Args:
-        host: Its host.
-        port: Its port for clients.
+        host, port: Where it serves clients.
         timeout: In seconds, for a connection and for each part of a reply.
         tls: How to speak TLS with it; None: without.
 

@@ -32,12 +32,7 @@ _US = 1_000_000
 
 
 class ServerTime(NamedTuple):
-    """The bounds of the time of a server, in microseconds since 1970.
-
-    Attributes:
-        earliest_us: It is not before this.
-        latest_us: It is not after this.
-    """
+    """The bounds of the time of a server, in microseconds since 1970."""
 
     earliest_us: int
     latest_us: int

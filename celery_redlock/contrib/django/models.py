@@ -18,11 +18,7 @@ class _NoRows(models.Manager):
 
 
 class HeldLock(models.Model):
-    """A lock that is held now. It is stored on the nodes, not in the database.
-
-    Attributes:
-        key: The name that is locked.
-    """
+    """A lock that is held now. It is stored on the nodes, not in the database."""
 
     key = models.TextField(primary_key=True)
 
