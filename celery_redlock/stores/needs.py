@@ -34,11 +34,15 @@ if TYPE_CHECKING:
 _TABLE = re.compile(r"^-- KEYS (.*\n(?:--  .*\n)*)", re.MULTILINE)
 _KEY = re.compile(r"\w+ \[([\w, ]+)\]( of each)?")
 _STRIPES = re.compile(r"(\d+)\.\.\. stripes")
-_STATE = re.compile(r"(?:read_state\(|'HMGET', )meta, ([^)]*)\)")
 _CHANGES = {"w", "own", "rare", "stripes"}
 _NOT_LOADED = {"seldom", "unused"}
 _PARTS = {"vote", "stripes"}
 _SOURCES = {script.name: script.source for script in ALL_SCRIPTS}
+_VOTING = " ".join(source for source in _SOURCES.values() if "[vote" in source)
+_READ = re.findall(r"(?:read_state\(|'HMGET', )meta, ([^)]*)\)", _VOTING)
+
+STATE = frozenset(one.encode() for one in re.findall(r"'(\w+)'", " ".join(_READ)))
+"""The fields of a hash by which the scripts decide whether a node votes."""
 
 
 @dataclass(slots=True)
@@ -49,8 +53,7 @@ class Needs:
         exclusive: Keys that no other transaction may use meanwhile.
         shared: What others may read meanwhile, and not change.
         names: The keys to load.
-        states: The hashes of which a part is loaded: name -> the fields that decide
-            whether a node votes.
+        states: The hashes of which a part is loaded: `STATE`.
         stripes: More of their fields, which no other transaction may use meanwhile.
         large: Sorted sets that are better not loaded, and the members in question. A
             store that can count them itself loads their heads and these members.
@@ -64,7 +67,7 @@ class Needs:
     exclusive: set[bytes] = field(default_factory=set)
     shared: set[bytes] = field(default_factory=set)
     names: set[bytes] = field(default_factory=set)
-    states: dict[bytes, frozenset[bytes]] = field(default_factory=dict)
+    states: set[bytes] = field(default_factory=set)
     stripes: dict[bytes, set[bytes]] = field(default_factory=dict)
     large: dict[bytes, set[bytes]] = field(default_factory=dict)
     own: set[bytes] = field(default_factory=set)
@@ -75,15 +78,12 @@ class Needs:
     @property
     def parts(self) -> set[bytes]:
         """The hashes of which no more than a part is loaded."""
-        return self.states.keys() - self.names
+        return self.states - self.names
 
     @property
     def fields(self) -> dict[bytes, frozenset[bytes]]:
         """Of each hash of which a part is loaded, the fields to load."""
-        stripes = self.stripes
-        return {
-            name: it.union(stripes.get(name, ())) for name, it in self.states.items()
-        }
+        return {name: STATE.union(self.stripes.get(name, ())) for name in self.states}
 
     @property
     def locked(self) -> set[bytes]:
@@ -112,12 +112,10 @@ class Needs:
         if not plan.is_read:
             for i in plan.exclusive:
                 self.exclusive.add(keys[i])
-        for i, state, has_stripes in plan.parts:
+        for i in plan.states:
             name = keys[i]
-            known = self.states.get(name)
-            if known is not state:
-                self.states[name] = state if known is None else known | state
-            if has_stripes:
+            self.states.add(name)
+            if plan.stripes:
                 stripes = args[plan.stripes : plan.stripes + plan.locks]
                 self.stripes.setdefault(name, set()).update(stripes)
             if not plan.is_read:
@@ -129,10 +127,8 @@ class _Plan(NamedTuple):
     """The needs of a script with so many KEYS: the places of the keys.
 
     Attributes:
-        names, exclusive, large, own, rare, is_read, may_be_late: As in `Needs`.
-        parts: Hashes of which a part is loaded: place, fields, and whether its stripes
-            are loaded, too.
-        stripes: Where the stripes are in its ARGV, counted from 0.
+        names, exclusive, large, own, rare, states, is_read, may_be_late: As in `Needs`.
+        stripes: Where the stripes are in its ARGV, counted from 0; 0: it has none.
         locks: How many of the keys are locks: it has a stripe for each.
     """
 
@@ -141,7 +137,7 @@ class _Plan(NamedTuple):
     large: list[int]
     own: list[int]
     rare: list[int]
-    parts: list[tuple[int, frozenset[bytes], bool]]
+    states: list[int]
     stripes: int
     locks: int
     is_read: bool
@@ -159,8 +155,6 @@ def _plan_of(script: str, count: int) -> _Plan:
     locks = (count - len(found) + first) // max(1, first)
     uses = [use for use, _ in found[:first] for _ in range(locks)]
     uses += [use for use, _ in found[first:]]
-    fields = re.findall(r"'(\w+)'", " ".join(_STATE.findall(source)))
-    state = frozenset(name.encode() for name in fields)
     stripes = _STRIPES.search(source)
     is_read = not any(use & _CHANGES for use in uses)
     loaded = [(i, use) for i, use in enumerate(uses) if not use & _NOT_LOADED]
@@ -172,11 +166,7 @@ def _plan_of(script: str, count: int) -> _Plan:
         large=[i for i, use in whole if "large" in use],
         own=[i for i, use in whole if "own" in use],
         rare=[i for i, use in whole if "rare" in use],
-        parts=[
-            (i, state if "vote" in use else frozenset(), "stripes" in use)
-            for i, use in loaded
-            if use & _PARTS
-        ],
+        states=[i for i, use in loaded if use & _PARTS],
         stripes=int(stripes[1]) - 1 if stripes else 0,
         locks=len(own),
         is_read=is_read,

@@ -37,13 +37,13 @@ as on the general way. The ends of locks are counted by the server.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.scripts.keyspace import HASH, STRING, Entry
 from celery_redlock.stores.commands import add_needs
 from celery_redlock.stores.keyspace import HEAD, NotRemembered, StoreKeyspace
-from celery_redlock.stores.needs import Needs
+from celery_redlock.stores.needs import STATE, Needs
 from celery_redlock.stores.postgresql_statements import NULL, Assumed, element, elements
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
 
@@ -54,11 +54,10 @@ if TYPE_CHECKING:
     from celery_redlock.stores.keyspace import Cell, Changes
     from celery_redlock.stores.postgresql_statements import Said
 
-    _Part: TypeAlias = tuple[bytes, frozenset[bytes]]
-
 _MOST_LOCKS = 10_000
 _MOST_LATE_US = 1_000_000
 _HEAD, _STRING = element(HEAD), element(STRING.encode())
+_STATE = HEAD, *(b"." + field for field in STATE)
 _ALWAYS = 0, 2**63 - 1
 
 
@@ -151,11 +150,26 @@ class Assumption(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Fields of a hash, how many cells are compared, and what is assumed of them."""
+    """The state of a node: its cells as last read, and what is assumed of them."""
 
+    cells: list[Cell | None]
     members: dict[bytes, bytes | None]
-    cells: int
     said: Said
+
+    @classmethod
+    def of(cls, name: bytes, cells: list[Cell | None]) -> _State | None:
+        """Return the state that these cells say, of `_STATE`; None if there is none."""
+        if cells[0] is None or any(cell and cell.kind != HASH for cell in cells):
+            return None
+        said = (
+            element(name) * len(_STATE),
+            elements(_STATE),
+            elements([cell and cell.kind.encode() for cell in cells]),
+            elements([cell and cell.value for cell in cells]),
+            NULL * len(_STATE),
+        )
+        members = {cell.field[1:]: cell.value for cell in cells[1:] if cell}
+        return cls(cells, members, said)
 
 
 class _Renewal(NamedTuple):
@@ -178,8 +192,7 @@ class Memory:
         self.place = b""
         self.locks: dict[bytes, bytes] = {}
         self._seen: set[bytes] = set()  # rare keys that were there when last read
-        self._fields: dict[tuple[bytes, bytes], Cell | None] = {}  # of hashes
-        self._states: dict[_Part, _State] = {}  # made of these
+        self._states: dict[bytes, _State | None] = {}
         self._renewals: dict[bytes, _Renewal] = {}  # by lock, as of these states
         self._clock = ServerClock()
 
@@ -205,12 +218,12 @@ class Memory:
                 keys.know(name, None)
                 said.append((element(name), _HEAD, NULL, NULL, NULL))
         cells = len(said)
-        for part in needs.states.items():
-            state = self._states.get(part) or self._state(*part)
+        for name in needs.states:
+            state = self._states.get(name)
             if state is None:
                 return None
-            keys.know(part[0], Entry(HASH, None, {**state.members}), is_part=True)
-            cells += state.cells
+            keys.know(name, Entry(HASH, None, {**state.members}), is_part=True)
+            cells += len(_STATE)
             said.append(state.said)
         return Assumption(keys, cells, said, {})
 
@@ -225,31 +238,12 @@ class Memory:
             cell = found.get((name, HEAD))
             if cell is None or cell.value != self.locks[name]:
                 del self.locks[name]
-        for name, fields in needs.states.items():
-            for place in _places(name, fields):
-                cell = found.get(place)
-                if place not in self._fields or cell != self._fields[place]:
-                    self._fields[place] = cell
-                    self._states.clear()
-                    self._renewals.clear()
-
-    def _state(self, name: bytes, fields: frozenset[bytes]) -> _State | None:
-        """Return the assumed state of these fields of a hash; None if unknown."""
-        places = _places(name, fields)
-        if not self._fields.get(places[0]) or not self._fields.keys() >= set(places):
-            return None
-        cells = [self._fields[place] for place in places]
-        if any(cell and cell.kind != HASH for cell in cells):
-            return None
-        said: Any = (
-            *map(elements, zip(*places, strict=True)),
-            elements([cell and cell.kind.encode() for cell in cells]),
-            elements([cell and cell.value for cell in cells]),
-            NULL * len(cells),
-        )
-        members = {cell.field[1:]: cell.value for cell in cells[1:] if cell}
-        state = _State(members, len(cells), said)
-        return self._states.setdefault((name, fields), state)
+        for name in needs.states:
+            read = [found.get((name, field)) for field in _STATE]
+            known = self._states.get(name)
+            if known is None or known.cells != read:
+                self._states[name] = _State.of(name, read)
+                self._renewals.clear()
 
     def told(self, now_us: int, place: bytes, sent_at: float) -> None:
         """Remember what the server has told in reply to what was sent then."""
@@ -308,11 +302,6 @@ class Memory:
                 self._renewals[name] = _Renewal(command, reply, head)
         if len(self._renewals) > _MOST_LOCKS:
             self._renewals.clear()
-
-
-def _places(name: bytes, fields: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-    """Return name and field of the cells: the head, then these fields."""
-    return [(name, HEAD), *((name, b"." + field) for field in fields)]
 
 
 def _first_key(command: Command) -> bytes:

@@ -358,7 +358,7 @@ class ZooKeeper(CompareAndSwapStore):
         left = [self._counters.get(place) for place in counters]
         # Only what raises a counter can take a lock.
         taken = names - self._memory.keys() if counters else set()
-        known = {name: self._memory.get(name) for name in names | needs.states.keys()}
+        known = {name: self._memory.get(name) for name in names | needs.states}
         if (
             not names
             or not names <= needs.own
@@ -389,7 +389,7 @@ class ZooKeeper(CompareAndSwapStore):
             self._seen.clear()
         self._seen -= needs.rare | needs.own
         self._seen |= (needs.rare | needs.own) & self._heads.keys()
-        for name in needs.names | needs.states.keys():
+        for name in needs.names | needs.states:
             head = self._heads.get(name)
             known = head and (self._versions[name, HEAD], head)
             if known and name in needs.parts:
