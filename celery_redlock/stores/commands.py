@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from celery_redlock.stores.connection import Command
-    from celery_redlock.stores.keyspace import StoreKeyspace
+    from celery_redlock.stores.keyspace import Loader, StoreKeyspace
     from celery_redlock.stores.needs import Needs
 
 _EVAL = b"EVALSHA", b"EVAL"
@@ -31,8 +31,8 @@ _READS = (
 _WRITES = b"SET", b"DEL", b"HSET", b"HDEL", b"ZADD"
 
 
-def add_needs(needs: Needs, command: Command) -> bool:
-    """Add what a command reads and changes. Return False if it needs no keys."""
+def add_needs(needs: Needs, command: Command) -> None:
+    """Add what a command reads and changes."""
     verb, *words = command
     if script := _script_of(command):
         count = int(words[1])
@@ -45,9 +45,6 @@ def add_needs(needs: Needs, command: Command) -> bool:
         needs.is_read = needs.may_be_late = False
     elif verb == b"PUBLISH":
         needs.is_read = False
-    else:
-        return False
-    return True
 
 
 def split_release(command: Command, most: int) -> list[Command]:
@@ -79,18 +76,20 @@ def run(command: Command, keys: StoreKeyspace) -> Any:
         return ErrorReply("NOSCRIPT No matching script.")
     if verb in (*_READS, *_WRITES, b"PUBLISH"):
         return run_script(_CALL, [], command, keys)
-    return _of_the_store(verb, words, keys)
+    return _of_the_store(verb, words, keys, keys.loader)
 
 
-def _of_the_store(verb: bytes, words: Sequence[bytes], keys: StoreKeyspace) -> Any:
+def _of_the_store(
+    verb: bytes, words: Sequence[bytes], keys: StoreKeyspace, loader: Loader
+) -> Any:
     if verb == b"INFO":
         name = keys.replid.decode()
-        fields = {"run_id": name, "master_replid": name, **keys.loader.info}
+        fields = {"run_id": name, "master_replid": name, **loader.info}
         return "".join(f"{name}:{text}\r\n" for name, text in fields.items()).encode()
     if verb == b"SCAN":  # all keys in one go; a pattern only says how they begin
         options = dict(zip(words[1::2], words[2::2], strict=False))
         head = head_of(options.get(b"MATCH", b""))
-        return [b"0", keys.loader.scan(head, keys.now_us() // 1000)]
+        return [b"0", loader.scan(head, keys.now_us() // 1000)]
     if verb == b"TIME":  # as Redis replies, and by how much later it may be
         now = divmod(keys.time.earliest_us, 1_000_000)
         late = keys.time.latest_us - keys.time.earliest_us

@@ -108,8 +108,9 @@ class CompareAndSwapStore(Loader, Protocol):
         other clients again and again, in halves, one after the other.
         """
         needs = Needs()
-        need_keys = [add_needs(needs, command) for command in commands]
-        if all(need_keys) and (done := self._run_remembered(commands, needs)):
+        for command in commands:
+            add_needs(needs, command)
+        if done := self._run_remembered(commands, needs):
             return done
         is_one = len(commands) == 1
         tries = _TRIES if is_one else _TRIES_TOGETHER if self._fits(needs) else 0

@@ -302,11 +302,10 @@ class PostgreSQL:
     def running(self, commands: Sequence[Command]) -> Waits[list[Any]]:
         """Do what ``run`` does, and yield where it waits for the server."""
         needs = Needs()
-        need_keys = [add_needs(needs, command) for command in commands]
+        for command in commands:
+            add_needs(needs, command)
         try:
-            replies = yield from self._attempt_or_read(
-                commands, needs, is_assumable=all(need_keys)
-            )
+            replies = yield from self._attempt_or_read(commands, needs)
         except errors.InvalidSqlStatementName as error:
             raise StoreError(_unusable(error)) from None
         except psycopg.Error as error:
@@ -321,13 +320,12 @@ class PostgreSQL:
         return replies
 
     def _attempt_or_read(
-        self, commands: Sequence[Command], needs: Needs, *, is_assumable: bool
+        self, commands: Sequence[Command], needs: Needs
     ) -> Waits[list[Any]]:
         try:
-            if is_assumable:
-                done = yield from self._run_assumed(commands, needs)
-                if done is not None:
-                    return done
+            done = yield from self._run_assumed(commands, needs)
+            if done is not None:
+                return done
             return (yield from self._attempt(commands, needs))
         except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
             yield from self._roll_back()
