@@ -174,7 +174,7 @@ class ZooKeeper(CompareAndSwapStore):
         self._sweeps = secrets.randbelow(_SHARDS)
         self._clock = ServerClock()
         self._memory: dict[bytes, tuple[int, _Head]] = {}  # with the version
-        self._remembered_until = self._identified_until = 0  # in breaks
+        self._known_until = 0  # in breaks
         self._counters: dict[tuple[bytes, bytes], _Counter] = {}
         # Rare keys, and locks of others, that were there when last read.
         self._seen: set[bytes] = set()
@@ -287,10 +287,12 @@ class ZooKeeper(CompareAndSwapStore):
 
     def _snapshot(self, needs: Needs, *, is_newest: bool) -> StoreKeyspace:
         breaks = self._breaks
-        if self._identified_until != breaks:
+        if self._known_until != breaks:
             # kazoo has a new session by itself; the ensemble may be another one.
             self._replid, self._clock = self._identity(), ServerClock()
-            self._identified_until = breaks
+            self._memory.clear()
+            self._counters.clear()
+            self._known_until = breaks
         self._begin()
         # Else a server that is behind would tell of a lock that was released. The reads
         # wait for it: a session's requests are carried out in order. But if the
@@ -349,10 +351,6 @@ class ZooKeeper(CompareAndSwapStore):
 
         None of the znodes is read. The commit checks each of them, as after a read.
         """
-        if self._remembered_until != self._breaks:
-            self._remembered_until = self._breaks
-            self._memory.clear()
-            self._counters.clear()
         names = needs.names - needs.rare
         counters = [one for name in needs.stripes for one in needs.counters(name)]
         left = [self._counters.get(place) for place in counters]
@@ -360,7 +358,8 @@ class ZooKeeper(CompareAndSwapStore):
         taken = names - self._memory.keys() if counters else set()
         known = {name: self._memory.get(name) for name in names | needs.states}
         if (
-            not names
+            self._known_until != self._breaks
+            or not names
             or not names <= needs.own
             or any(one is None and name not in taken for name, one in known.items())
             or not all(one and one.is_steady for one in left)
