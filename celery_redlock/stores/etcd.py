@@ -421,14 +421,15 @@ class Etcd(CompareAndSwapStore):
 
     def _operations(self, changes: Changes) -> list[dict[str, Any]]:
         """Return the operations of a transaction that write the changes."""
-        ops = [self._delete(name, field) for name, field in changes.removed]
+        ops = [_delete(name, field) for name, field in changes.removed]
         touched = {name for name, _ in changes.removed} - changes.wiped
         for name, field in self._versions:
             is_written = (name, field) in changes.written
             if name in changes.wiped and not is_written:
-                ops.append(self._delete(name, field))
+                ops.append(_delete(name, field))
             elif name in touched and field == HEAD and not is_written:
-                ops.append(self._write_again(name))
+                head = _text(_key(name, HEAD))
+                ops.append({"request_put": {"key": head, "ignore_value": True}})
         ops += [_put(_key(c.name, c.field), _data(c)) for c in changes.written.values()]
         for place, (channel, message) in enumerate(changes.messages):
             key = _MESSAGES + _escaped(channel) + b"%d" % place
@@ -489,13 +490,6 @@ class Etcd(CompareAndSwapStore):
             "mod_revision": self._versions.get((name, field), _ABSENT),
             "key": _text(_key(name, field)),
         }
-
-    def _delete(self, name: bytes, field: bytes) -> dict[str, Any]:
-        return {"request_delete_range": {"key": _text(_key(name, field))}}
-
-    def _write_again(self, name: bytes) -> dict[str, Any]:
-        key = _text(_key(name, HEAD))
-        return {"request_put": {"key": key, "ignore_value": True}}
 
     def _sweep(self) -> None:
         """Delete keys that ended, now and then; every process does."""
@@ -778,6 +772,10 @@ def _chunks(items: list[Any], size: int) -> list[list[Any]]:
 
 def _put(key: bytes, value: bytes, lease: str = "0") -> dict[str, Any]:
     return {"request_put": {"key": _text(key), "value": _text(value), "lease": lease}}
+
+
+def _delete(name: bytes, field: bytes) -> dict[str, Any]:
+    return {"request_delete_range": {"key": _text(_key(name, field))}}
 
 
 def _ranges_of(needs: Needs) -> list[dict[str, Any]]:

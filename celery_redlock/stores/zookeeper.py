@@ -493,7 +493,11 @@ class ZooKeeper(CompareAndSwapStore):
         self._check(transaction, needs, {*written}, gone)
         self._delete(transaction, gone)
         for place in sorted(written, key=_heads_first):
-            self._write(transaction, place, written[place])
+            path, version = _path(*place), self._versions.get(place, _MISSING)
+            if version == _MISSING:
+                transaction.create(path, written[place])
+            else:
+                transaction.set_data(path, written[place], version)
         for name in heads.keys() - self._heads.keys():
             transaction.create(_birth(name, heads[name].birth))
         self._add_messages(transaction, changes.messages)
@@ -564,13 +568,6 @@ class ZooKeeper(CompareAndSwapStore):
             if field == HEAD:
                 transaction.delete(_birth(name, self._heads[name].birth))
             transaction.delete(_path(name, field), self._versions[name, field])
-
-    def _write(self, transaction: Any, place: tuple[bytes, bytes], data: bytes) -> None:
-        version = self._versions.get(place, _MISSING)
-        if version == _MISSING:
-            transaction.create(_path(*place), data)
-        else:
-            transaction.set_data(_path(*place), data, version)
 
     def _committed(self, transaction: Any) -> tuple[bool, bool]:
         """Commit. Return whether that was done, and whether the time was as expected.
