@@ -406,18 +406,13 @@ def changed(result: PGresult, so: Assumed) -> Changed:
         from_bytes(get(0, 2) or b"", "big"),
         is_so=False,
         rows=rows,
-        cells=[*_cells(result, 1, range(5, 11))] if result.nfields > 5 else None,  # noqa: PLR2004
+        cells=[*cells_of(result, 1, 5)] if result.nfields > 5 else None,  # noqa: PLR2004
     )
 
 
-def cells_of(result: PGresult) -> Iterator[Cell]:
-    """Yield the cells of a result."""
-    return _cells(result, 0, range(6))
-
-
-def _cells(result: PGresult, first: int, columns: Sequence[int]) -> Iterator[Cell]:
-    """Yield the cells in the rows from the first on, which are in these columns."""
-    get = result.get_value
+def cells_of(result: PGresult, first: int = 0, column: int = 0) -> Iterator[Cell]:
+    """Yield the cells of a result, from this row and this column on."""
+    get, columns = result.get_value, range(column, column + 6)
     for row in range(first, result.ntuples):
         name, field, kind, value, score, ends = [get(row, at) for at in columns]
         yield Cell(
@@ -426,7 +421,7 @@ def _cells(result: PGresult, first: int, columns: Sequence[int]) -> Iterator[Cel
             (kind or b"").decode(),
             value,
             None if score is None else _DOUBLE.unpack(score)[0],
-            _number(ends),
+            None if ends is None else int.from_bytes(ends, "big", signed=True),
         )
 
 
@@ -441,10 +436,6 @@ def listen_name(channel: bytes) -> str:
 def element(value: bytes) -> bytes:
     """Return bytes, or a text, as an element of an array."""
     return _LENGTH(len(value)) + value
-
-
-def _number(data: bytes | None) -> int | None:
-    return None if data is None else int.from_bytes(data, "big", signed=True)
 
 
 def _array(values: Sequence[bytes | None], kind: int = _BYTEA) -> bytes:
