@@ -193,12 +193,6 @@ class StoreKeyspace(Keyspace):
             if self._entries[name]:
                 self._parts.add(name)
 
-    def know(self, name: bytes, entry: Entry | None, *, is_part: bool = False) -> None:
-        """Enter a key that is known, or some members of it; None: it does not exist."""
-        self._entries[name] = entry
-        if is_part:
-            self._parts.add(name)
-
     def _is_there(self, entry: Entry) -> bool:
         """Tell whether the time of a key is not over."""
         ends = entry.expires_at_ms

@@ -345,25 +345,25 @@ class PostgreSQL:
         instead. If the scripts change nothing there, that is their reply: another
         client holds the lock. Else return None: nothing counts.
         """
-        assumption = self._memory.assume(needs, self._identifier)
-        if assumption is None:
+        keys = self._memory.assume(needs, self._identifier)
+        if keys is None:
             return None
-        replies = self._memory.repeat(commands, assumption.keys.changes)
+        replies = self._memory.repeat(commands, keys.changes)
         if replies is None:
             replies = []
             try:
                 for command in commands:
-                    replies.append(run(command, assumption.keys))
-                    assumption.note_counters(needs.stripes)
+                    replies.append(run(command, keys))
+                    keys.note_counters(needs.stripes)
             except NotRemembered:
                 return None
-        changes = assumption.keys.changes
-        if not assumption.is_writable(needs):
+        changes = keys.changes
+        if not keys.is_writable(needs):
             return None
         extends = self._memory.extends(changes)
-        if extends and not assumption.keys.is_timed:
+        if extends and not keys.is_timed:
             self._memory.note_renewals(commands, replies, changes)
-        so = assumption.as_sent(self._memory.place, self._process)
+        so = keys.as_sent(self._memory.place, self._process)
         steps = [lock(needs), change(so, changes, extends=extends)]
         sent_at = SYSTEM_CLOCK.monotonic()
         try:

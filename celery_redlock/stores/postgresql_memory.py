@@ -72,12 +72,18 @@ class AssumedKeyspace(StoreKeyspace):
 
     Attributes:
         is_timed: Whether a script has asked for the time.
+        said: What is assumed of locks, and of cells that decide about a vote.
+        cells: The number of the cells in `said`.
+        below: Cells that are absent, or a number that is lower than this.
     """
 
     def __init__(self, *, replid: bytes, time: ServerTime) -> None:
         super().__init__(None, replid=replid, time=time)
         self._latest_ms = 0
         self.is_timed = False
+        self.said: list[Said] = []
+        self.cells = 0
+        self.below: dict[tuple[bytes, bytes], bytes] = {}
         self._has_time = time.latest_us - time.earliest_us < _MOST_LATE_US
 
     def now_us(self) -> int:
@@ -97,25 +103,17 @@ class AssumedKeyspace(StoreKeyspace):
         """Refuse to keep an end that is not known."""
         raise NotRemembered
 
-
-class Assumption(NamedTuple):
-    """The rows, the counters and the time that are assumed for some scripts.
-
-    Attributes:
-        keys: The keyspace on which they run.
-        cells: The number of the cells in `said`.
-        said: What is assumed of locks, and of cells that decide about a vote.
-        below: Cells that are absent, or a number that is lower than this.
-    """
-
-    keys: AssumedKeyspace
-    cells: int
-    said: list[Said]
-    below: dict[tuple[bytes, bytes], bytes]
+    def assume(self, name: bytes, entry: Entry | None, said: Said, cells: int) -> None:
+        """Enter a key that is assumed, or its state; None: that it does not exist."""
+        self._entries[name] = entry
+        if cells > 1:  # of a hash, which has more
+            self._parts.add(name)
+        self.said.append(said)
+        self.cells += cells
 
     def note_counters(self, stripes: Mapping[bytes, set[bytes]]) -> None:
         """Note what a script has written to counters that none has written before."""
-        written = self.keys.changes.written
+        written = self.changes.written
         for name, fields in stripes.items():
             for field in fields:
                 cell = written.get(place := (name, b"." + field))
@@ -128,7 +126,7 @@ class Assumption(NamedTuple):
         They are of one kind, and no script has left a counter as it is: that may depend
         on the counter.
         """
-        changes, counters = self.keys.changes, sum(map(len, needs.stripes.values()))
+        changes, counters = self.changes, sum(map(len, needs.stripes.values()))
         return (
             bool(changes.wiped) != bool(changes.written)
             and not (changes.removed or changes.messages)
@@ -138,8 +136,8 @@ class Assumption(NamedTuple):
     def as_sent(self, place: bytes, process: int) -> Assumed:
         """Return what the server compares."""
         times = _ALWAYS
-        if self.keys.is_timed:
-            now_us = self.keys.now_us()
+        if self.is_timed:
+            now_us = self.now_us()
             times = now_us, now_us + _MOST_LATE_US
         below = [
             (element(name), element(field), NULL, NULL, element(number))
@@ -196,7 +194,7 @@ class Memory:
         self._renewals: dict[bytes, _Renewal] = {}  # by lock, as of these states
         self._clock = ServerClock()
 
-    def assume(self, needs: Needs, replid: bytes) -> Assumption | None:
+    def assume(self, needs: Needs, replid: bytes) -> AssumedKeyspace | None:
         """Return what to assume of the keys that are needed; None if that is unknown.
 
         Args:
@@ -209,23 +207,20 @@ class Memory:
             return None
         time = self._clock.read(SYSTEM_CLOCK.monotonic())
         keys = AssumedKeyspace(replid=replid + self.place, time=time)
-        said: list[Said] = []
         for name in needs.names:
+            entry: Entry | None = None
+            said: Said = element(name), _HEAD, NULL, NULL, NULL
             if value := self.locks.get(name):
-                keys.know(name, Entry(STRING, value))
-                said.append((element(name), _HEAD, _STRING, element(value), NULL))
-            else:
-                keys.know(name, None)
-                said.append((element(name), _HEAD, NULL, NULL, NULL))
-        cells = len(said)
+                entry = Entry(STRING, value)
+                said = element(name), _HEAD, _STRING, element(value), NULL
+            keys.assume(name, entry, said, 1)
         for name in needs.states:
             state = self._states.get(name)
             if state is None:
                 return None
-            keys.know(name, Entry(HASH, None, {**state.members}), is_part=True)
-            cells += len(_STATE)
-            said.append(state.said)
-        return Assumption(keys, cells, said, {})
+            known = Entry(HASH, None, {**state.members})
+            keys.assume(name, known, state.said, len(_STATE))
+        return keys
 
     def read(self, needs: Needs, cells: Iterable[Cell]) -> None:
         """Remember the cells that were read, all that are needed."""
