@@ -111,8 +111,13 @@ _REFUSALS = {
     "that are started with a configuration file; write `enable-grpc-gateway: true` "
     "into it, and restart the members",
 }
-# "invalid auth token", and "revision of auth store is old".
-_FORGOTTEN = ("auth token", "auth store is old")
+# What it says of a request without a token, or with one that it does not know, and of
+# all requests that it has not carried out.
+_FORGOTTEN = re.compile("auth token|auth store is old|user name is empty")
+_REFUSED = re.compile(
+    "authentic|user name|permission|lease not|too many|too large"
+    "|auth token|auth store is old"
+)
 _SWEEP_EVERY, _SWEPT, _ENDED_MS = 60.0, 1000, 60_000
 _REMEMBERED = 10_000  # locks
 _TIME_KEPT = 30.0  # seconds, in which the bounds of the time become 0.3 s wider
@@ -602,7 +607,7 @@ class Etcd(CompareAndSwapStore):
         try:
             return self._ask(path, body, is_commit=is_commit)
         except StoreError as refusal:
-            if not (self._user["name"] and _has_forgotten(str(refusal))):
+            if not (self._user["name"] and _FORGOTTEN.search(str(refusal))):
                 raise
         self._log_in()
         return self._ask(path, body, is_commit=is_commit)
@@ -640,7 +645,7 @@ class Etcd(CompareAndSwapStore):
                 for sign, words in _ALARMS.items():
                     if sign in reason:
                         raise _RefusedError(words)
-                if _is_refusal(reason) or (is_commit and failure.is_refused):
+                if _REFUSED.search(reason) or (is_commit and failure.is_refused):
                     raise _RefusedError(f"refused the request: {reason}")
                 # If it is frozen, it costs a time limit each time.
                 self._members.append(self._members.pop(0))
@@ -742,21 +747,6 @@ def _without_answer(reasons: Mapping[str, str]) -> str:
         "check the network between them: without a majority of them, one that runs "
         "cannot answer"
     )
-
-
-def _is_refusal(reason: str) -> bool:
-    return any(
-        word in reason
-        for word in (
-            *("authentic", "user name", "permission", "lease not"),
-            *("too many", "too large", *_FORGOTTEN),
-        )
-    )
-
-
-def _has_forgotten(reason: str) -> bool:
-    """Tell whether a request had no token, or one that etcd does not know."""
-    return any(word in reason for word in (*_FORGOTTEN, "user name is empty"))
 
 
 def _nested(ops: list[dict[str, Any]], room: int) -> list[dict[str, Any]]:
