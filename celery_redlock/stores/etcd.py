@@ -184,7 +184,8 @@ class Etcd(CompareAndSwapStore):
             }
         except StoreError as error:
             self.close()
-            raise StoreError(_in_words(str(error))) from None
+            known = (words for sign, words in _REFUSALS.items() if sign in str(error))
+            raise StoreError(next(known, str(error))) from None
 
     @classmethod
     def name_of(cls, url: str) -> str:
@@ -374,7 +375,10 @@ class Etcd(CompareAndSwapStore):
     def _commit(self, keys: StoreKeyspace, needs: Needs) -> bool:
         changes, asked_for = keys.changes, self._asked_for
         compare = self._comparisons(changes, needs)
-        ops = _nested(self._operations(changes), _TXN_OPS - len(compare))
+        ops = self._operations(changes)
+        if len(ops) > _TXN_OPS:
+            parts = _chunks(ops, _TXN_OPS - len(compare))
+            ops = [{"request_txn": {"success": part}} for part in parts]
         body = {"compare": compare, "success": ops}
         if asked_for:
             body["failure"] = [{"request_range": one} for one in asked_for]
@@ -731,12 +735,6 @@ def _check_files(url: str) -> None:
             raise ValueError(f"the file of its option {name} cannot be read")
 
 
-def _in_words(refusal: str) -> str:
-    """Return fact and remedy of a known refusal; another one as it is."""
-    words = (text for sign, text in _REFUSALS.items() if sign in refusal)
-    return next(words, refusal)
-
-
 def _without_answer(reasons: Mapping[str, str]) -> str:
     """Return the error text for a request that no member has answered."""
     if len(reasons) == 1:
@@ -747,13 +745,6 @@ def _without_answer(reasons: Mapping[str, str]) -> str:
         "check the network between them: without a majority of them, one that runs "
         "cannot answer"
     )
-
-
-def _nested(ops: list[dict[str, Any]], room: int) -> list[dict[str, Any]]:
-    """Return the operations, split into transactions of a greatest size."""
-    if len(ops) <= _TXN_OPS:
-        return ops
-    return [{"request_txn": {"success": part}} for part in _chunks(ops, room)]
 
 
 def _chunks(items: list[Any], size: int) -> list[list[Any]]:
