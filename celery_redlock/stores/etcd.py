@@ -171,14 +171,15 @@ class Etcd(CompareAndSwapStore):
             if name:
                 self._log_in()
             self._begin([])
-            status = self._status()
+            status = self._if_allowed("/maintenance/status")
+            members = self._if_allowed("/cluster/member/list").get("members", ())
             self.info = {
                 "redis_mode": "standalone",
                 "store": f"etcd {status.get('version', '')}".strip(),
                 "role": "master",
                 "encrypted": "yes" if is_encrypted else "no",
                 "denied": self._denied(),
-                "members": str(self._member_count()),
+                "members": str(len(members)),
                 "database_bytes": status.get("dbSize", ""),
                 "database_quota": self._quota(int(status.get("dbSize", 0))),
             }
@@ -665,19 +666,12 @@ class Etcd(CompareAndSwapStore):
         """Return the time of the member that answered last."""
         return self._members[0].clock.read(SYSTEM_CLOCK.monotonic())
 
-    def _status(self) -> dict[str, Any]:
-        """Return what the member says of itself; nothing if a user is denied it."""
+    def _if_allowed(self, path: str) -> dict[str, Any]:
+        """Return what a member says of the cluster; nothing if a user is denied it."""
         try:
-            return self._call("/maintenance/status", {})
+            return self._call(path, {})
         except StoreError:
             return {}
-
-    def _member_count(self) -> int:
-        """Return how many members the cluster has now; 0 if a user is denied it."""
-        try:
-            return len(self._call("/cluster/member/list", {})["members"])
-        except StoreError:
-            return 0
 
     def _quota(self, size: int) -> str:
         """Return how large the database of the member may become; "" if unknown.

@@ -372,10 +372,11 @@ def etcd() -> Iterator[str]:
 def fill(url: str, times: int = 100) -> None:
     """Write 90 kB so many times into an etcd, as another client, and on its disk."""
     with closing(Etcd(url, 5.0)) as store:
+        call = store._call  # noqa: SLF001
         for number in range(times):
             put = {"key": f"{number:04d}", "value": "AAAA" * 30_000}
-            store._call("/kv/put", put)  # noqa: SLF001
-        until(lambda: int(store._status()["dbSize"]) > times * 90_000)  # noqa: SLF001
+            call("/kv/put", put)
+        until(lambda: int(call("/maintenance/status", {})["dbSize"]) > times * 90_000)
 
 
 @pytest.fixture
