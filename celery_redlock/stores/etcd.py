@@ -179,7 +179,7 @@ class Etcd(CompareAndSwapStore):
                 "role": "master",
                 "encrypted": "yes" if is_encrypted else "no",
                 "denied": self._denied(),
-                "members": str(len(members)),
+                "members": str(len(members) or ""),
                 "database_bytes": status.get("dbSize", ""),
                 "database_quota": self._quota(int(status.get("dbSize", 0))),
             }

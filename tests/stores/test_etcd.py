@@ -349,6 +349,36 @@ class FullAtLast(BaseHTTPRequestHandler):
         self.wfile.write(reply)
 
 
+class DeniesMembers(FullAtLast):
+    """A member that tells our user nothing of the others."""
+
+    def do_POST(self) -> None:
+        """Ask the member, unless that is for its cluster."""
+        if not self.path.endswith("/cluster/member/list"):
+            super().do_POST()
+            return
+        self.rfile.read(int(self.headers["Content-Length"]))
+        reply = b'{"message":"etcdserver: permission denied"}'
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+
+def test_members_that_a_user_may_not_list_are_not_counted(
+    member: StoreNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a cluster of none, the doctor would say that its members were removed."""
+    monkeypatch.setattr(FullAtLast, "member", member, raising=False)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), DeniesMembers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with closing(Etcd(f"etcd://127.0.0.1:{server.server_port}", TIMEOUT)) as store:
+        assert store.info["members"] == ""
+        assert store.run([[b"GET", b"anything"]]) == [None]
+    server.shutdown()
+    server.server_close()
+
+
 @pytest.mark.parametrize("applies", [True, False])
 def test_commit_for_which_there_was_no_room_may_be_done(
     member: StoreNode, key: str, monkeypatch: pytest.MonkeyPatch, *, applies: bool
