@@ -95,9 +95,7 @@ class Needs:
         """Return name and field of the cells that are stripes of a hash."""
         return [(name, b"." + stripe) for stripe in self.stripes.get(name, ())]
 
-    def add(
-        self, script: str, keys: Sequence[bytes], args: Sequence[bytes] = ()
-    ) -> None:
+    def add(self, script: str, keys: Sequence[bytes], args: Sequence[bytes]) -> None:
         """Add what a script of ``scripts`` needs, by its KEYS and ARGV."""
         plan = _plan_of(script, len(keys))
         self.is_read = self.is_read and plan.is_read
