@@ -157,12 +157,11 @@ class SqlAlchemyMessages:
         return count, oldest and in_utc(oldest)
 
     def _new_session(self) -> Session:
-        return new_session("Outbox(<a callable>)", self._make_another)
-
-    def _make_another(self) -> Any:
         """Return another session than the caller's, which may be in a transaction."""
         made = self._make()
-        return made.session_factory() if isinstance(made, scoped_session) else made
+        if isinstance(made, scoped_session):
+            made = made.session_factory()
+        return new_session("Outbox(<a callable>)", made)
 
 
 @event.listens_for(Session, "after_commit")

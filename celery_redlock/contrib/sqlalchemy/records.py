@@ -127,12 +127,11 @@ def open_session() -> Session | None:
     return _session.get()
 
 
-def new_session(what: str, make: Callable[[], Any]) -> Session:
-    """Return a session that is in no transaction, as the callable must return it.
+def new_session(what: str, made: Any) -> Session:
+    """Return the session that a callable has made; refuse one in a transaction.
 
     ``what`` says to whom the callable was given, as it was written.
     """
-    made = make()
     session = made() if isinstance(made, scoped_session) else made
     if not isinstance(session, Session):
         kind = f"{type(session).__module__}.{type(session).__qualname__}"
@@ -162,7 +161,7 @@ class SqlAlchemyRecords:
 
     def check(self) -> None:
         """Refuse a callable that returns no session. This opens no connection."""
-        new_session(_WHAT, self._make).close()
+        new_session(_WHAT, self._make()).close()
 
     @contextlib.contextmanager
     def transaction(
@@ -223,7 +222,7 @@ class SqlAlchemyRecords:
     def delete_older(self, than: datetime, most: int) -> int:
         """Delete at most ``most`` records whose time ended before ``than``."""
         with (
-            contextlib.closing(new_session(_WHAT, self._make)) as session,
+            contextlib.closing(new_session(_WHAT, self._make())) as session,
             session.begin(),
         ):
             old = _TABLE.c.keep_until < than
@@ -233,7 +232,7 @@ class SqlAlchemyRecords:
 
     def _begin(self, record_id: str) -> tuple[Session, CallRecord | None]:
         for is_last in (False, True):
-            session = new_session(_WHAT, self._make)
+            session = new_session(_WHAT, self._make())
             try:
                 session.begin()  # it may have autobegin=False
                 _refuse_autocommit(session)
