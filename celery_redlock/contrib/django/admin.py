@@ -54,9 +54,28 @@ _QUESTION = "admin:celery_redlock_heldlock_release"
 _RELEASE = "celery_redlock.release_heldlock"
 
 
+class _ReadOnly(admin.ModelAdmin):
+    """An admin page of what tasks write, without a form to edit it."""
+
+    show_full_result_count = False
+
+    def has_add_permission(self, _request: HttpRequest) -> bool:
+        """Return False: tasks write it."""
+        return False
+
+    def has_change_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
+        """Return False: only tasks write it."""
+        return False
+
+    has_delete_permission = has_change_permission
+
+
 @admin.register(HeldLock)
-class HeldLockAdmin(admin.ModelAdmin):
-    """A list of the locks that are held, and a page to release one."""
+class HeldLockAdmin(_ReadOnly):
+    """A list of the locks that are held, and a page to release one.
+
+    The release has a permission of its own.
+    """
 
     def get_urls(self) -> list[Any]:
         """Return the pages: a list and a release, nothing to add or change."""
@@ -72,13 +91,7 @@ class HeldLockAdmin(admin.ModelAdmin):
         """Return whether the user is staff: all staff users may look."""
         return bool(request.user.is_active and request.user.is_staff)
 
-    def has_add_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
-        """Return False: tasks take locks, which have nothing to edit."""
-        return False
-
     has_module_permission = has_view_permission
-    has_change_permission = has_add_permission
-    has_delete_permission = has_add_permission  # the release has one of its own
 
     # -- pages -----------------------------------------------------------------------
 
@@ -185,22 +198,6 @@ class HeldLockAdmin(admin.ModelAdmin):
     def _url(self, name: str) -> str:
         """Return the address of a page in this site: a project may have several."""
         return str(reverse(name, current_app=self.admin_site.name))
-
-
-class _ReadOnly(admin.ModelAdmin):
-    """An admin page of rows that tasks write, without a form to edit them."""
-
-    show_full_result_count = False
-
-    def has_add_permission(self, _request: HttpRequest) -> bool:
-        """Return False: tasks write rows."""
-        return False
-
-    def has_change_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
-        """Return False: only tasks write rows."""
-        return False
-
-    has_delete_permission = has_change_permission
 
 
 @admin.register(CallRecord)
