@@ -261,10 +261,10 @@ class Memory:
 
     def extends(self, changes: Changes) -> bool:
         """Tell whether nothing but the ends of remembered locks is written."""
-        for (name, field), cell in changes.written.items():
-            if field != HEAD or cell.value != self.locks.get(name):
-                return False
-        return True
+        return bool(changes.written) and all(
+            field == HEAD and cell.value == self.locks.get(name)
+            for (name, field), cell in changes.written.items()
+        )
 
     def repeat(self, commands: Sequence[Command], changes: Changes) -> list[Any] | None:
         """Renew locks as before, and return the replies; None if one must run."""
