@@ -114,7 +114,7 @@ class Needs:
             name = keys[i]
             self.states.add(name)
             if plan.stripes:
-                stripes = args[plan.stripes : plan.stripes + plan.locks]
+                stripes = args[plan.stripes : plan.stripes + len(plan.own)]
                 self.stripes.setdefault(name, set()).update(stripes)
             if not plan.is_read:
                 # What is decided must not outlast a change of the node.
@@ -126,8 +126,8 @@ class _Plan(NamedTuple):
 
     Attributes:
         names, exclusive, large, own, rare, states, is_read, may_be_late: As in `Needs`.
-        stripes: Where the stripes are in its ARGV, counted from 0; 0: it has none.
-        locks: How many of the keys are locks: it has a stripe for each.
+        stripes: Where the stripes are in its ARGV, one for each of `own`, counted from
+            0; 0: it has none.
     """
 
     names: list[int]
@@ -137,7 +137,6 @@ class _Plan(NamedTuple):
     rare: list[int]
     states: list[int]
     stripes: int
-    locks: int
     is_read: bool
     may_be_late: bool
 
@@ -157,7 +156,6 @@ def _plan_of(script: str, count: int) -> _Plan:
     is_read = not any(use & _CHANGES for use in uses)
     loaded = [(i, use) for i, use in enumerate(uses) if not use & _NOT_LOADED]
     whole = [(i, use) for i, use in loaded if not use & _PARTS]
-    own = [i for i, use in enumerate(uses) if "own" in use]
     return _Plan(
         names=[i for i, use in whole if "large" not in use],
         exclusive=[i for i, _ in whole],
@@ -166,7 +164,6 @@ def _plan_of(script: str, count: int) -> _Plan:
         rare=[i for i, use in whole if "rare" in use],
         states=[i for i, use in loaded if use & _PARTS],
         stripes=int(stripes[1]) - 1 if stripes else 0,
-        locks=len(own),
         is_read=is_read,
         may_be_late=is_read or any("late" in use for use in uses),
     )
