@@ -100,7 +100,7 @@ class _OnceRun:
         self._records: RecordStore = call.options.records
         self._id = record_id(call)
         self._fence = execution.lease.fence if execution.lease else 0
-        self._has_begun = self._has_failed = False  # the body
+        self._has_failed = False  # the body
 
     def run(self, body: Callable[[], Any]) -> Any:
         try:
@@ -137,7 +137,6 @@ class _OnceRun:
         return self._records.transaction(self._id, may_be_nested=is_eager)
 
     def _run(self, body: Callable[[], Any]) -> Any:
-        self._has_begun = True
         with self._records.guarded():
             try:
                 return body()
@@ -194,7 +193,7 @@ class _OnceRun:
                 raise error from None
             if self._counts(found) and found is not None:
                 return self._end_late(found)
-        is_of_body = self._has_begun and not isinstance(error, _NOT_DONE)
+        is_of_body = self._has_failed and not isinstance(error, _NOT_DONE)
         if is_held and is_of_body and self._options.exactly_once_failures:
             self._record_failure(error, before)
         raise error

@@ -262,6 +262,31 @@ def test_retry_is_the_same_call_and_not_yet_done(
     assert ledger.count(name) == 1
 
 
+def test_result_that_cannot_be_serialized_is_no_failure_of_the_body(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """It is not recorded, so a retry may end otherwise."""
+
+    @worker.task(
+        exactly_once_in=ledger.database,
+        exactly_once_failures=True,
+        bind=True,
+        autoretry_for=(EncodeError,),
+        retry_kwargs={"max_retries": 1, "countdown": 0},
+    )
+    def add(self: Any) -> object:
+        ledger.add(name)
+        return "done" if self.request.retries else object()
+
+    first = worker.run(add)
+    assert first.stored == states.RETRY
+    assert ledger.records() == []
+
+    again = worker.run(add, id=first.id, retries=1)
+    assert again.result == "done"
+    assert ledger.count(name) == 1
+
+
 def test_body_that_replaces_itself_is_refused(
     worker: Worker, ledger: Ledger, name: str
 ) -> None:
