@@ -262,6 +262,7 @@ class Decision:
         log_level: Level of the log line about this decision.
         goes_on: Whether the call goes on without the lock: it is sent, it runs, or its
             body runs on.
+        needs_queue: Whether the call returns to its queue; an eager call then fails.
     """
 
     __slots__ = ()
@@ -272,6 +273,7 @@ class Decision:
     reads: ClassVar[OptionChecks] = {}
     log_level: ClassVar[int] = logging.INFO
     goes_on: ClassVar[bool] = False
+    needs_queue: ClassVar[bool] = False
 
     @classmethod
     def answer(cls, situation: Any) -> Decision:  # noqa: ARG003  (for most words all are alike)
@@ -317,8 +319,8 @@ class Decision:
         """Return what happens to the call, as it follows after "will" or "would"."""
         return self.words
 
-    def needs_queue(self, situation: Any) -> bool:  # noqa: ARG002  (for some decisions)
-        """Tell whether the call returns to its queue; an eager call then fails."""
+    def keeps_trying(self, situation: Any) -> bool:  # noqa: ARG002  (most end their wait)
+        """Tell whether the call first tries again in its worker process."""
         return False
 
     def perform(self, call: Any) -> Any:
@@ -357,10 +359,6 @@ class ConflictDecision(Decision):
         the decision in the task's `LockOptions`.
         """
         return ""
-
-    def keeps_trying(self, conflict: Conflict) -> bool:  # noqa: ARG002  (most end their wait)
-        """Tell whether the call stays in its worker process and tries again."""
-        return False
 
 
 class PublishDecision(Decision):

@@ -43,6 +43,7 @@ class BufferOne(ConflictDecision):
         "buffer_keep": _keep,
         "retry_countdown": seconds_of,
     }
+    needs_queue: ClassVar[bool] = True
     registers: ClassVar[bool] = True
 
     keep: Literal["latest", "first"] | None = None
@@ -76,10 +77,6 @@ class BufferOne(ConflictDecision):
             self.keep or options.buffer_keep or "latest",
             self.countdown or options.retry_countdown,
         )
-
-    def needs_queue(self, situation: Situation) -> bool:  # noqa: ARG002  (its base's)
-        """Tell that it waits in its queue."""
-        return True
 
     def describe(self, situation: Situation) -> str:  # noqa: ARG002  (its base's)
         """Return what happens to the call."""

@@ -37,6 +37,7 @@ class CancelRunning(ConflictDecision):
 
     name: ClassVar[str] = "cancel_running"
     reads: ClassVar[OptionChecks] = {"cancel_grace": seconds_of}
+    needs_queue: ClassVar[bool] = True
     registers: ClassVar[bool] = True
     replaces: ClassVar[bool] = True
     renew_every: ClassVar[float | None] = 1.0  # a renewal reads the request to end
@@ -74,13 +75,9 @@ class CancelRunning(ConflictDecision):
             return Run()
         return CancelRunning(self.grace or options.cancel_grace or self.default_grace)
 
-    def keeps_trying(self, conflict: Conflict) -> bool:
+    def keeps_trying(self, situation: Conflict) -> bool:
         """Tell whether the call waits in its worker process, as it does once."""
-        return not (conflict.waited or conflict.deferrals)
-
-    def needs_queue(self, situation: Conflict) -> bool:
-        """Tell whether it waits in its queue, and no more in its process."""
-        return not self.keeps_trying(situation)
+        return not (situation.waited or situation.deferrals)
 
     def describe(self, situation: Conflict) -> str:
         """Return what happens to the call."""

@@ -48,6 +48,7 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
 
     name: ClassVar[str] = "retry"
     reads: ClassVar[OptionChecks] = {"retry_countdown": seconds_of}
+    needs_queue: ClassVar[bool] = True
     needs_arguments: ClassVar[bool] = True
 
     countdown: Duration = None
@@ -88,7 +89,11 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
             if after := Retry.after_cool_down(situation):
                 return after
             if isinstance(situation, Conflict) and situation.phase == "queued":
-                return Retry.for_its_turn(situation, options)
+                # In order, others are before it. Its worker looks whether its turn has
+                # come, and this countdown is for where the worker cannot.
+                longest = _ttl_of(options) / 2
+                pause = doubled(_FIRST, situation.deferrals, longest)
+                return Retry(jittered(pause, 0.25))
             countdown = jittered(_ttl_of(options), 0.25, 0.75)
             if isinstance(situation, Conflict) and situation.place:
                 turn = _turn(situation, situation.place)
@@ -107,23 +112,9 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
             return cls(jittered(situation.retry_after, 1.0, 1.1))
         return None
 
-    @classmethod
-    def for_its_turn(cls, conflict: Conflict, options: TaskOptions) -> Retry:
-        """Return a retry for a call that has others before it, with ``in_order``.
-
-        Its worker looks whether its turn has come. Where it cannot, the countdown
-        begins with 1 s and doubles with each republishing, up to half a ttl.
-        """
-        longest = _ttl_of(options) / 2
-        return cls(jittered(doubled(_FIRST, conflict.deferrals, longest), 0.25))
-
-    def keeps_trying(self, conflict: Conflict) -> bool:  # noqa: ARG002  (its base's)
+    def keeps_trying(self, situation: Situation) -> bool:  # noqa: ARG002  (its base's)
         """Tell whether the call first waits in its worker process."""
         return bool(self.patience)
-
-    def needs_queue(self, situation: Situation) -> bool:  # noqa: ARG002  (its base's)
-        """Tell whether it is republished now."""
-        return not self.patience
 
     def describe(self, situation: Situation) -> str:
         """Return what happens to the call."""

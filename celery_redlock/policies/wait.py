@@ -55,7 +55,7 @@ class Wait(ConflictDecision):
         """Return the wait with a timeout."""
         return Wait(self.timeout or options.wait_timeout or _TIMEOUT)
 
-    def keeps_trying(self, conflict: Conflict) -> bool:  # noqa: ARG002  (its base's)
+    def keeps_trying(self, situation: Conflict) -> bool:  # noqa: ARG002  (its base's)
         """Tell that the call stays in its worker process and tries again."""
         return True
 

@@ -178,7 +178,8 @@ class DecidedConflict:
 
 def _words_of(decision: Decision, situation: Conflict | Outage, call: Call) -> str:
     """Return what happens to a call, as it follows after "will"."""
-    if call.request.is_eager and decision.needs_queue(situation):
+    returns = decision.needs_queue and not decision.keeps_trying(situation)
+    if call.request.is_eager and returns:
         return "fail, as it runs eagerly and has no queue"
     return decision.describe(situation)
 
