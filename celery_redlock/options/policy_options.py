@@ -179,9 +179,7 @@ class PolicyOptions(UniqueOptions):
     @cached_property
     def keeps(self) -> str:
         """The published calls that run: ``"latest"`` or ``"first"``; ``""``: all."""
-        given: Any = self.on_conflict
-        if isinstance(given, Mapping):
-            given = given.get("execute", "skip")
+        given = policies.at_stage(self.on_conflict, "execute")
         return next((kind.keeps(given, self) for kind in self._given), "")
 
     @cached_property
@@ -192,7 +190,8 @@ class PolicyOptions(UniqueOptions):
     @cached_property
     def grace_of_cancelled(self) -> float:
         """Seconds that a cancelled body has before it is interrupted again."""
-        return self.cancel_grace or policies.CancelRunning.default_grace
+        given = policies.at_stage(self.on_conflict, "execute")
+        return policies.CancelRunning.grace_of(given, self)
 
     @cached_property
     def needs_arguments(self) -> bool:

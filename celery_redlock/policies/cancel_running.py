@@ -24,6 +24,8 @@ from celery_redlock.policies.base import (
     policy,
 )
 
+_GRACE = 10.0  # seconds
+
 
 @policy
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,6 @@ class CancelRunning(ConflictDecision):
     registers: ClassVar[bool] = True
     replaces: ClassVar[bool] = True
     renew_every: ClassVar[float | None] = 1.0  # a renewal reads the request to end
-    default_grace: ClassVar[float] = 10.0  # seconds
 
     grace: Duration = None
 
@@ -73,7 +74,13 @@ class CancelRunning(ConflictDecision):
         """Return the decision in full; in a cool-down, where no call runs, `Run`."""
         if situation.phase == "succeeded":
             return Run()
-        return CancelRunning(self.grace or options.cancel_grace or self.default_grace)
+        return CancelRunning(self.grace_of(self, options))
+
+    @classmethod
+    def grace_of(cls, given: Any, options: TaskOptions) -> float:
+        """Return the grace of a word or a decision, in seconds."""
+        grace = given.grace if isinstance(given, cls) else None
+        return in_seconds(grace or options.cancel_grace or _GRACE)
 
     def keeps_trying(self, situation: Conflict) -> bool:
         """Tell whether the call waits in its worker process, as it does once."""

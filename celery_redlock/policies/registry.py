@@ -105,7 +105,7 @@ class PolicyOption(Generic[_SituationT, _DecisionT]):
 
     def _at_execution(self, value: object) -> object:
         if isinstance(value, Mapping) and value and value.keys() <= self.stages:
-            return _at_stage(value, "execute")
+            return at_stage(value, "execute")
         return value
 
 
@@ -130,7 +130,7 @@ ON_BACKEND_ERROR: PolicyOption[Outage, OutageDecision] = PolicyOption(
 )
 
 
-def _at_stage(on_conflict: object, stage: str) -> Any:
+def at_stage(on_conflict: object, stage: str) -> Any:
     """Return the part of an ``on_conflict`` for ``"publish"`` or ``"execute"``."""
     if isinstance(on_conflict, Mapping):
         return on_conflict.get(stage, "skip")
@@ -146,7 +146,7 @@ def given_at(on_conflict: object, stage: str) -> type[Decision] | None:
     if stage != "publish":
         return ON_CONFLICT.given(on_conflict)
     if isinstance(on_conflict, Mapping):
-        return ON_PUBLISH.given(_at_stage(on_conflict, stage))
+        return ON_PUBLISH.given(at_stage(on_conflict, stage))
     given = ON_CONFLICT.given(on_conflict)
     return given if given is None or issubclass(given, PublishDecision) else Skip
 
@@ -163,7 +163,7 @@ def publish_policy(on_conflict: object) -> Policy[Conflict, PublishDecision]:
         ConfigurationError: It is no policy, or none for this stage.
     """
     if isinstance(on_conflict, Mapping):
-        return ON_PUBLISH.policy(_at_stage(on_conflict, "publish"))
+        return ON_PUBLISH.policy(at_stage(on_conflict, "publish"))
     ask = ON_CONFLICT.policy(on_conflict)
     if ON_CONFLICT.given(on_conflict) is not None:
         at_both = given_at(on_conflict, "publish") is given_at(on_conflict, "execute")
@@ -178,7 +178,7 @@ def publish_policy(on_conflict: object) -> Policy[Conflict, PublishDecision]:
 
 def label_of(on_conflict: object, stage: str) -> str:
     """Return the policy at a stage in a word; all callables are ``"callable"``."""
-    value = _at_stage(on_conflict, stage)
+    value = at_stage(on_conflict, stage)
     if isinstance(value, Decision):
         return value.name
     return value if isinstance(value, str) else "callable"

@@ -284,6 +284,25 @@ def test_running_call_learns_of_a_request_to_end_within_a_second() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "grace"),
+    [
+        ({"on_conflict": "cancel_running"}, 10.0),
+        ({"on_conflict": "cancel_running", "cancel_grace": 60}, 60.0),
+        ({"on_conflict": CancelRunning(grace=60)}, 60.0),
+        ({"on_conflict": {"execute": CancelRunning(grace=60)}}, 60.0),
+        ({"on_conflict": CancelRunning(grace=60), "cancel_grace": 5}, 60.0),
+        ({"on_conflict": CancelRunning(), "cancel_grace": 5}, 5.0),
+        ({"on_conflict": lambda _: CancelRunning(grace=60), "cancel_grace": 5}, 5.0),
+    ],
+)
+def test_cancelled_body_has_the_grace_of_the_decision(
+    options: dict[str, Any], grace: float
+) -> None:
+    """It is that for which the newcomer waits, where the task names one decision."""
+    assert LockOptions.of(options).grace_of_cancelled == grace
+
+
+@pytest.mark.parametrize(
     ("on_lock_lost", "needs"),
     [("abort", False), ("warn", False), ("retry", True), (lambda _: "abort", True)],
 )
