@@ -264,14 +264,12 @@ def answers_in(replies: Mapping[str, Any] | None) -> dict[str, Any]:
     A worker in which the inquiry has failed replies with the error, and is left out.
     """
     found = (replies or {}).items()
-    return {worker: told for worker, told in found if not _is_error(told)}
-
-
-def _is_error(told: Any) -> bool:
-    match told:
-        case {"error": str()}:
-            return True
-    return False
+    errors = [
+        worker
+        for worker, told in found
+        if isinstance(told, dict) and isinstance(told.get("error"), str)
+    ]
+    return {worker: told for worker, told in found if worker not in errors}
 
 
 def broker_errors(app: Celery) -> tuple[type[BaseException], ...]:

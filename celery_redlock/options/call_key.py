@@ -111,7 +111,7 @@ class KeyRule:
         self.signature = inspect.Signature(bare)  # errors show it
         texts = [key] if isinstance(key, str) else [*(keys or ())]
         self._templates = tuple(map(KeyTemplate, texts))
-        self.key = key if callable(key) else self._filled_in if texts else None
+        self.key: Callable[..., str] | None = None  # None: a hash
         self._hidden = hidden or {}
         self._by_position: dict[str, Any] = {}  # of a key function, with defaults
         self.wants_headers = False  # of the message
@@ -120,12 +120,12 @@ class KeyRule:
         self._form: Callable[[Any], Any] = _wire_form
         self._names, self._needed, what = unique_on, unique_on or (), "unique_on"
         if self._templates:
-            self._form = _decoded_form
+            self.key, self._form = self._templates[0], _decoded_form
             names = [name for one in self._templates for name in one.names]
             self._names = self._needed = tuple(dict.fromkeys(names))
-        elif self.key is not None:
-            what, self._form = "The key function", _as_a_worker_sees
-            taken = _Taken.by(self.key, self.signature)
+        elif callable(key):
+            self.key, self._form = key, _as_a_worker_sees
+            what, taken = "The key function", _Taken.by(key, self.signature)
             self._names, self._needed, self._by_position, self.wants_headers = taken
         elif unique_on is None:
             self._needed = tuple(signature.parameters)
@@ -253,9 +253,6 @@ class KeyRule:
             for name in names
             if name in arguments and arguments[name] is not self._defaults.get(name, _P)
         }
-
-    def _filled_in(self, /, **values: Any) -> str:
-        return self._templates[0](**values)
 
     def _short(self, key: str) -> str:
         """Return a checked key, cut to the greatest length.

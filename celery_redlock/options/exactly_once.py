@@ -7,7 +7,7 @@ an outbox first needs them: ``open_store``.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -79,9 +79,8 @@ class RecordOptions(LimitOptions):
         )
 
     def _refuse_without_database(self) -> None:
-        for option in fields(self):
-            name, is_ours = option.name, option.name in RecordOptions.__annotations__
-            if is_ours and getattr(self, name) != option.default:
+        for name in RecordOptions.__annotations__:
+            if getattr(self, name) != getattr(RecordOptions, name):
                 raise ConfigurationError(
                     f"{name} has no effect without exactly_once_in, which names the "
                     "database of the effects. Leave it out, or write "

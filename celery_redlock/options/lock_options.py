@@ -32,11 +32,7 @@ from celery_redlock.options.arguments import LockArguments
 from celery_redlock.options.call_key import KeyRule
 from celery_redlock.options.exactly_once import RecordOptions
 from celery_redlock.options.foreign import FOREIGN
-from celery_redlock.options.key_options import LimitOptions
-from celery_redlock.options.policy_options import (
-    PolicyOptions,
-    options_of_policies,
-)
+from celery_redlock.options.policy_options import PolicyOptions, options_of_policies
 from celery_redlock.options.values import naming
 
 if TYPE_CHECKING:
@@ -102,8 +98,6 @@ class LockOptions(_AllOptions):
             if (value := given.get(name, default)) is not default:
                 given[name] = read(name, value)
         super().__init__(**given)
-        LimitOptions.check(self)
-        object.__setattr__(self, "on_conflict", self.default_policy)
         self.check()
 
     @classmethod

@@ -38,8 +38,9 @@ class PolicyOptions(UniqueOptions):
     cancel_grace: float | None = None
 
     def check(self) -> None:
-        """Refuse values that cannot be used, and options that have no effect."""
+        """Fill in the default policy; refuse what cannot be used or has no effect."""
         super().check()
+        object.__setattr__(self, "on_conflict", self._policy_or_default())
         flag("renew", self.renew)
         flag("in_order", self.in_order)
         policies.ON_CONFLICT.policy(self.on_conflict)
@@ -72,7 +73,7 @@ class PolicyOptions(UniqueOptions):
 
     def _check_order(self) -> None:
         """Refuse an order of calls of which some do not come back, or run at once."""
-        if policies.ON_CONFLICT.possible(self.on_conflict) != (policies.Retry,):
+        if self._possible != (policies.Retry,):
             raise ConfigurationError(
                 "in_order needs on_conflict='retry', by which each call returns to its "
                 f"queue until its turn has come; on_conflict is {self.on_conflict!r}. "
@@ -142,15 +143,13 @@ class PolicyOptions(UniqueOptions):
             )
         return ttl
 
-    # -- what follows from the options ---------------------------------------------
-
-    @property
-    def default_policy(self) -> Any:
-        """The ``on_conflict`` of the task as it was given, or by default."""
+    def _policy_or_default(self) -> Any:
         given, default = self.on_conflict, "retry" if self.is_limited else "skip"
         if isinstance(given, Mapping) and given and self.is_limited:
             return {"execute": default, **given}
         return default if given is None else given
+
+    # -- what follows from the options ---------------------------------------------
 
     @cached_property
     def keeps_duplicates_out(self) -> bool:
@@ -205,8 +204,7 @@ class PolicyOptions(UniqueOptions):
 
         It comes back when its turn is near.
         """
-        possible = policies.ON_CONFLICT.possible(self.on_conflict)
-        comes_back = policies.Retry in possible and self.retry_countdown is None
+        comes_back = policies.Retry in self._possible and self.retry_countdown is None
         return self.in_order or (self.is_limited and comes_back)
 
     @cached_property
@@ -215,7 +213,7 @@ class PolicyOptions(UniqueOptions):
 
         The policy would answer the same, and need not be asked.
         """
-        return policies.ON_CONFLICT.possible(self.on_conflict) == (policies.Retry,)
+        return self._possible == (policies.Retry,)
 
     @property
     def _given(self) -> tuple[type[policies.ConflictDecision], ...]:
@@ -223,12 +221,11 @@ class PolicyOptions(UniqueOptions):
         return () if given is None else (given,)
 
     @property
-    def _possible(self) -> list[type[policies.ConflictDecision]]:
+    def _possible(self) -> tuple[type[policies.ConflictDecision], ...]:
         """The classes of all decisions that may be performed in a worker."""
         possible = policies.ON_CONFLICT.possible(self.on_conflict)
-        if self.knows_one_running_call:
-            return [*possible]
-        return [kind for kind in possible if not kind.registers]
+        is_one = self.knows_one_running_call
+        return tuple(kind for kind in possible if is_one or not kind.registers)
 
 
 def options_of_policies() -> dict[str, list[type[policies.ConflictDecision]]]:
