@@ -293,14 +293,14 @@ class EarlyStarts:
             self._forget(call.waits.wanted, line, passes_on=False)
 
     def _keep_place(self, call: WaitingCall, seconds: float) -> None:
-        if call.waits.backlog:
+        waits = call.waits
+        if waits.backlog:
             keep_place(
                 self._redlock,
-                call.waits.backlog,
+                waits.backlog,
                 call.request.id,
-                since=call.waits.rank,
-                seconds=seconds,
-                margin=call.waits.margin,
+                since=waits.rank,
+                seconds=seconds + waits.margin,
                 only_if_there=True,
             )
 

@@ -141,17 +141,15 @@ def keep_place(  # noqa: PLR0913  (each names one thing)
     *,
     since: int,
     seconds: float,
-    margin: float = MARGIN,
     only_if_there: bool = False,
 ) -> None:
-    """Keep the place of a call until it looks again, and for a margin.
+    """Keep the place of a call for so many seconds: its countdown, and a margin.
 
     Does not wait for replies. It is told before the call is published: a process that
     starts it then, and leaves the backlog, does so later. Another process may tell it
     late: ``only_if_there``, the call does not join again after it has left.
     """
-    within = round((seconds + margin) * _US)
-    args = [task_id, since, within, "1" if only_if_there else ""]
+    args = [task_id, since, round(seconds * _US), "1" if only_if_there else ""]
     redlock.nodes.tell(JOIN_BACKLOG, _names(redlock, key), args)
 
 

@@ -168,11 +168,9 @@ class LineEntry:
 
     def keep_place(self, key: str, seconds: float) -> None:
         """Keep the place in the backlog of a key for a countdown of some seconds."""
-        call = self.call
-        since, margin = call.header.published, self._margin
-        keep_place(
-            self._redlock, key, call.id, since=since, seconds=seconds, margin=margin
-        )
+        call, within = self.call, seconds + self._margin
+        since = call.header.published
+        keep_place(self._redlock, key, call.id, since=since, seconds=within)
 
     @property
     def _margin(self) -> float:

@@ -356,9 +356,7 @@ class RedlockRequest(Request):
             (key, margin), since = header.line, header.published
             with self._logged():
                 redlock = runtime_of(self.app).redlock
-                keep_place(
-                    redlock, key, self.id, since=since, seconds=0.0, margin=margin
-                )
+                keep_place(redlock, key, self.id, since=since, seconds=margin)
 
     def _end_entries(self) -> None:
         """End place, claim and candidate of a call that does not come back."""
