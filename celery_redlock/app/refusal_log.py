@@ -8,7 +8,7 @@ delay shows it.
 ::
 
     process of the pool   RefusalRecord ──┐
-    process of the pool   RefusalRecord ──┼─ shared memory ─► main process: RefusalWatch
+    process of the pool   RefusalRecord ──┼─ shared memory ─► main process: RefusalStep
     process of the pool   RefusalRecord ──┘                   looks, and warns once
 
 Each process counts what it has refused since it ran a call. The main process warns if
@@ -87,7 +87,7 @@ class RefusalRecord(ctypes.Structure):
 
 
 class RefusalLog:
-    """The refusals of this process, in memory that the worker's main process reads.
+    """The refusals of this process, in memory that the worker's main process checks.
 
     Threads share it without a mutex: a number may be wrong by a few. It ``is_idle`` if
     nothing was refused since the last call that ran.
@@ -95,6 +95,7 @@ class RefusalLog:
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
+        self._limit = LogLimit(clock)
         self._since = 0.0
         self._waits: dict[int, float] = {}
         self._records: ctypes.Array[RefusalRecord] = (RefusalRecord * 1)()
@@ -149,14 +150,6 @@ class RefusalLog:
         """Return the records of all processes, in any order."""
         return [record for record in self._records if record.pid]
 
-
-class RefusalWatch:
-    """Warns in a worker's main process that no process is left for other tasks."""
-
-    def __init__(self, refusals: RefusalLog, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._refusals, self._clock = refusals, clock
-        self._limit = LogLimit(clock)
-
     def check(
         self, pids: Collection[int], *, occupied: Collection[int], places: int = 1
     ) -> None:
@@ -167,7 +160,7 @@ class RefusalWatch:
         now = self._clock.monotonic()
         stuck = {
             record.pid: record
-            for record in self._refusals.records()
+            for record in self.records()
             if record.pid in pids and record.is_stuck(now, places)
         }
         if not stuck or not all(pid in stuck or pid in occupied for pid in pids):

@@ -1,4 +1,4 @@
-"""The part of a worker's main process that calls `RefusalWatch` every few seconds."""
+"""The part of a worker's main process that checks `RefusalLog` every few seconds."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from celery import bootsteps
 from celery.worker import state
 
-from celery_redlock.app.refusal_log import LONG, RefusalWatch
+from celery_redlock.app.refusal_log import LONG
 from celery_redlock.app.runtime import runtime_of
 
 
 class RefusalStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Calls `RefusalWatch.check` while there is a connection to the broker."""
+    """Calls `RefusalLog.check` while there is a connection to the broker."""
 
     def __init__(self, parent: Any, **named: Any) -> None:
         super().__init__(parent, **named)
         self._timer: Any = None
-        self._watch = RefusalWatch(runtime_of(parent.app).refusal_log)
+        self._refusals = runtime_of(parent.app).refusal_log
 
     def start(self, parent: Any) -> None:
         """Look at the pool every few seconds from now on."""
@@ -35,7 +35,7 @@ class RefusalStep(bootsteps.StartStopStep):  # type: ignore[misc]
         own = [os.getpid()]
         pids = pool.info.get("processes") or own
         if pids == own:  # threads, greenlets, or solo
-            self._watch.check(own, occupied=(), places=pool.limit)
+            self._refusals.check(own, occupied=(), places=pool.limit)
             return
         began = time.time() - LONG
         occupied = {
@@ -43,4 +43,4 @@ class RefusalStep(bootsteps.StartStopStep):  # type: ignore[misc]
             for request in list(state.active_requests)
             if request.time_start and request.time_start < began
         }
-        self._watch.check(pids, occupied=occupied)
+        self._refusals.check(pids, occupied=occupied)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.app.refusal_log import LONG, RefusalLog, RefusalWatch
+from celery_redlock.app.refusal_log import LONG, RefusalLog
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.testing import FakeClock
 from tests.unit.tasks.support import KEY
@@ -28,7 +28,6 @@ class Watched:
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.clock = FakeClock()
         self.log = RefusalLog(self.clock)
-        self._watch = RefusalWatch(self.log, self.clock)
         self._caplog = caplog
 
     def refuse(self, calls: int, seconds: float = 0.0) -> None:
@@ -44,7 +43,7 @@ class Watched:
         places: int = 1,
     ) -> list[str]:
         """Look at the processes of the worker; return all warnings so far."""
-        self._watch.check(pids, occupied=occupied, places=places)
+        self.log.check(pids, occupied=occupied, places=places)
         return [
             record.getMessage()
             for record in self._caplog.records
