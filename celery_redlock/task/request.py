@@ -24,10 +24,10 @@ the arguments there).
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,7 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.forks import forks_wait
 from celery_redlock.basics.log_fields import log_fields
+from celery_redlock.basics.process import start_thread
 from celery_redlock.basics.text import check_id, on_nodes
 from celery_redlock.line.backlog import keep_place
 from celery_redlock.line.successors import withdraw
@@ -393,16 +394,13 @@ class RedlockRequest(Request):
         pid = self.worker_pid
         if pid is None or pid == os.getpid():
             return  # it never started, or has ended in this very process
+        release = functools.partial(self._release, ended=ended, limit=limit)
         if _is_gone(pid):
-            self._release(ended=ended, limit=limit)
+            release()
         else:
-            wait, name = self._release_when_gone, f"redlock-wait-for-{pid}"
-            facts = {"ended": ended, "limit": limit}
-            threading.Thread(
-                target=wait, args=(pid,), kwargs=facts, name=name, daemon=True
-            ).start()
+            self._in_background(self._release_when_gone, pid, release)
 
-    def _release_when_gone(self, pid: int, **facts: Any) -> None:
+    def _release_when_gone(self, pid: int, release: Callable[[], None]) -> None:
         give_up_at = SYSTEM_CLOCK.monotonic() + _LOOK_FOR
         while not _is_gone(pid):
             if SYSTEM_CLOCK.monotonic() > give_up_at:
@@ -416,23 +414,36 @@ class RedlockRequest(Request):
                 return
             SYSTEM_CLOCK.sleep(_LOOK_EVERY)
         with forks_wait(_RELEASED_WITHIN):
-            self._release(**facts)
+            release()
 
     def _release(self, *, ended: bool, limit: TimeLimitExceeded | None) -> None:
         if ended:
             self._end_entries()
-        self._release_locks()
+        self._release_own_lock()
+        # It is rare, and imported here: a fork copies the lock of a module that another
+        # thread imports.
+        from celery_redlock.operations.scan import locks_of  # noqa: PLC0415
+
+        self._in_background(self._look_and_release, locks_of)
         if limit is not None:
             self._store_again(limit)
 
-    def _release_locks(self) -> None:
+    def _in_background(self, do: Callable[..., None], *args: Any) -> None:
+        if not start_thread(do, *args):
+            log.warning(
+                "No further thread can start to look for locks of %s, whose process %s "
+                "has ended or was killed. They expire when their ttl has passed.",
+                self.humaninfo(),
+                self.worker_pid,
+            )
+
+    def _release_own_lock(self) -> None:
         try:
             key, limits = self._wanted()
         except Exception:
             # The key may come from a user's function, and this is the main process.
             text = "The key of %s cannot be computed here; its lock is looked for."
             log.debug(text, self.humaninfo(), exc_info=True)
-            self._look_in_background()
             return
         with self._logged():
             runtime = runtime_of(self.app)
@@ -443,7 +454,6 @@ class RedlockRequest(Request):
                 withdraw(redlock, key, self.task.name, self.id)
             runtime.watchdog.resend_releases()
             self._tell_of_release(key, released)
-        self._look_in_background()
 
     def _store_again(self, error: TimeLimitExceeded) -> None:
         """Store the end by a hard time limit again, if the child has replaced it.
@@ -461,14 +471,6 @@ class RedlockRequest(Request):
     def _wanted(self) -> tuple[str, Limits]:
         headers = self._context.headers
         return wanted_by_message(self.task, self.args, self.kwargs, headers)
-
-    def _look_in_background(self) -> None:
-        # It is rare, and imported here: a fork copies the lock of a module that another
-        # thread imports.
-        from celery_redlock.operations.scan import locks_of  # noqa: PLC0415
-
-        look, name = self._look_and_release, f"redlock-look-for-{self.id}"
-        threading.Thread(target=look, args=(locks_of,), name=name, daemon=True).start()
 
     def _look_and_release(self, locks_of: Callable[..., Any]) -> None:
         """Release the locks that the nodes have of this execution, and of its body."""

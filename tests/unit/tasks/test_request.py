@@ -34,6 +34,7 @@ from kombu.exceptions import OperationalError
 # in CPython 3.11, and the thread that looks for a lock imports this one.
 import celery_redlock.operations.scan  # noqa: F401
 from celery_redlock import DuplicateTask
+from celery_redlock.basics import process
 from celery_redlock.line.backlog import join_backlog, place_of_next
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
@@ -320,6 +321,34 @@ def test_lock_of_a_living_child_is_released_when_it_has_died(
     assert is_locked(worker)
     child.kill()
     until(lambda: not is_locked(worker))
+
+
+@pytest.mark.parametrize("is_dead", [True, False], ids=["dead", "living"])
+def test_end_of_a_lost_call_is_told_though_no_thread_can_start(
+    worker: Worker,
+    child: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_dead: bool,
+) -> None:
+    """An error here would leave its message without an answer to the broker."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    request = run_in_child(worker, child.pid)
+    if is_dead:
+        kill(child)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(process, "_thread", SimpleNamespace(start_new_thread=refuse))
+
+    request.on_failure(failure(WorkerLostError("gone")))
+
+    assert is_locked(worker) is not is_dead
+    assert "No further thread can start" in caplog.text
+    assert isinstance(request.eventer, Eventer)
+    assert [kind for kind, _ in request.eventer.sent] == ["task-failed"]
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # in Celery
