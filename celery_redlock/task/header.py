@@ -294,9 +294,7 @@ def published_at(request: Context) -> int:
 
 def clean(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Return headers without the one of this package."""
-    others = dict(headers)
-    others.pop(HEADER, None)
-    return others
+    return {name: value for name, value in headers.items() if name != HEADER}
 
 
 def _fields(headers: Mapping[str, Any] | None) -> dict[str, Any]:
