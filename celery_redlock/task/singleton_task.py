@@ -612,7 +612,7 @@ class PublishedOnCommit:
 
 def _with_duplicate(throws: Any) -> tuple[type[BaseException], ...]:
     """Return ``throws`` with ``DuplicateTask``: a duplicate is no fault of a task."""
-    given = throws if isinstance(throws, tuple | list) else (throws,)
+    given = throws if isinstance(throws, tuple | list) else (throws,) if throws else ()
     if any(issubclass(DuplicateTask, one) for one in given):
         return tuple(given)
     return (*given, DuplicateTask)
