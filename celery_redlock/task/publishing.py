@@ -160,26 +160,21 @@ def publish(  # noqa: PLR0913  (called in one place)
         return send(**options)
     job = _job(task, uuid())
     here, is_taken = _look_or_take(claims, key, job, resolved, task)
-    claim = Claim(claims, key, job.task_id) if is_taken else None
     options = {**options, "task_id": options.get("task_id") or job.task_id}
-    send_job = functools.partial(
-        _send_job,
-        task,
-        send,
-        arguments=arguments,
-        options=options,
-        claim=claim,
-        seconds=seconds,
-    )
+    if is_taken:
+        message = SentMessage(task, key, arguments)
+        claim = Claim(claims, key, job.task_id)
+        return _send_claimed(message, claim, send, options, seconds)
     if here is None:
-        return send_job()
+        return send(**options)
     args, kwargs = tuple(arguments[0] or ()), dict(arguments[1] or {})
     call = {"task": task.name, "task_id": job.task_id, "args": args, "kwargs": kwargs}
     conflict = conflict_with(here.error(), stage="publish", phase=here.phase, **call)
     decision = resolved.on_publish(conflict)
     if decision.raises and (not can_raise or _is_beat()):
         decision = Skip()
-    duplicate = _DuplicateCall(task, conflict, here, decision, send_job)
+    send = functools.partial(send, **options)
+    duplicate = _DuplicateCall(task, conflict, here, decision, send)
     duplicate.announce()
     return decision.perform(duplicate)
 
@@ -222,25 +217,20 @@ def send_again(task: Task, args: Any, kwargs: Any, key: str, **options: Any) -> 
             send(**options | sure)
 
 
-def _send_job(  # noqa: PLR0913  (called in one place)
-    task: Task,
+def _send_claimed(
+    message: SentMessage,
+    claim: Claim,
     send: Callable[..., Any],
-    conflict: Conflict | None = None,
-    *,
-    arguments: tuple[Any, Any],
     options: dict[str, Any],
-    claim: Claim | None,
     seconds: float,
 ) -> Any:
     """Send a job. Its claim then lasts for some seconds, or ends if sending fails."""
-    if claim is None:
-        return with_conflict(send(**options), conflict)
+    task = message.task
 
     def believe() -> None:
         claim.belongs_to(message.key, message.id or claim.task_id, task, seconds)
         message.headers.update(with_fields(message.headers, claim=claim.key))
 
-    message = SentMessage(task, claim.key, arguments)
     try:
         options["headers"] = with_fields(options.get("headers"), claim=claim.key)
         result = message.send(send, options, believe)
@@ -254,7 +244,7 @@ def _send_job(  # noqa: PLR0913  (called in one place)
         publish_claimed.send(sender=task, claim=claim)
     else:
         claim.release()
-    return with_conflict(result, conflict)
+    return result
 
 
 def with_conflict(result: Any, conflict: Conflict | None = None) -> Any:
@@ -366,7 +356,7 @@ class _DuplicateCall:
     conflict: Conflict
     here: ExistingJob
     decision: PublishDecision
-    send: Callable[[Conflict], Any]
+    send: Callable[[], Any]
 
     def announce(self) -> None:
         """Log the decision, and send the signal."""
@@ -397,7 +387,7 @@ class _DuplicateCall:
         )
 
     def run(self) -> Any:
-        return self.send(self.conflict)
+        return with_conflict(self.send(), self.conflict)
 
 
 # -- how long a claim lasts ---------------------------------------------------------
