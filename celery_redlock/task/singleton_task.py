@@ -674,7 +674,7 @@ def _named_options(task: type) -> dict[str, Any]:
         return {}
     own = {n: v for n, v in vars(task).items() if not n.startswith("_")}
     if not vars(task).get("_decorated"):
-        known = LockOptions.split(own)[0].keys() & LockOptions.names()
+        known = own.keys() & LockOptions.names()
         return {n: own[n] for n in known if not isinstance(own[n], _OF_A_CLASS)}
     return LockOptions.split(own, foreign=dir(SingletonTask))[0]
 
