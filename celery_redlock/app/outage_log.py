@@ -54,12 +54,8 @@ class OutageLog(OfOneProcess):
     ) -> None:
         """Note a try without success, and log the outage if a line is due.
 
-        Args:
-            call: The call, as the log names it.
-            task_id: Its id.
-            answer: The policy that answered, or ``"unclaimed"``: in a word.
-            text: What happens to the call, as it follows after "will".
-            error: The reason.
+        ``answer`` is the word of the policy, or ``"unclaimed"``. The text is what
+        happens to the call, as it follows after "will".
         """
         self.notice_fork()
         if not self.is_on:

@@ -105,13 +105,9 @@ def cut_to_window(schedule: BaseSchedule, since: int, earliest: int) -> int:
 def slots_due(
     schedule: BaseSchedule, since: int, now: int, most: int | None = None
 ) -> list[int]:
-    """Return the due instants after ``since`` and up to ``now``, oldest first.
+    """Return the due instants after ``since`` and up to ``now``, the oldest first.
 
-    Args:
-        schedule: The schedule.
-        since: The last instant that is past.
-        now: The last instant that counts.
-        most: Return no more than this number of them; None: all.
+    There are at most ``most`` of them; None: all.
     """
     if isinstance(schedule, schedules.schedule) or never_ran(since, now):
         most = 1

@@ -140,11 +140,8 @@ def enabled_at(entry: ScheduleEntry, changes: Mapping[str, datetime]) -> int:
     """Return when an entry was enabled, if it has not run since then; or 0.
 
     django-celery-beat forgets the last run of a row that is disabled. In its place it
-    takes the instant of the last change of the row.
-
-    Args:
-        entry: The entry.
-        changes: When rows were changed before this term; see `changes_of_rows`.
+    takes the instant of the last change of the row. The changes are those before this
+    term; see `changes_of_rows`.
     """
     changed = getattr(getattr(entry, "model", None), "date_changed", None)
     if not changed or entry.last_run_at != changed:

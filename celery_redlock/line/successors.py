@@ -165,16 +165,10 @@ def note_published(  # noqa: PLR0913  (each names one thing)
     expires: float = 0.0,
     replaces: bool = False,
 ) -> None:
-    """Tell the nodes that a call is in the broker. Does not wait for replies.
+    """Tell the nodes for a ttl that a call is in the broker. Waits for no replies.
 
-    Args:
-        redlock: The lock service.
-        key: The key of the call.
-        task: The name of its task.
-        task_id: Its id.
-        ttl: Seconds for which the nodes remember it.
-        expires: When it must not start any more, in seconds since 1970; 0 for never.
-        replaces: Whether the running call is asked to end, as `ask_to_end` does.
+    It must not start after it ``expires``, in seconds since 1970; 0 for never. If it
+    ``replaces`` the running call, that is asked to end, as `ask_to_end` does.
     """
     who = f"{task}[{task_id}]" if replaces else ""
     redlock.nodes.tell(

@@ -94,11 +94,7 @@ def _marked_by(redlock: Redlock, slot: str, task_id: str, ttl_ms: int) -> str | 
 class SlotRecord:
     """The instants up to which the entries of a schedule were handled. For one thread.
 
-    Instants are whole microseconds since 1970.
-
-    Args:
-        redlock: The lock service.
-        key: The key of the election of the schedule.
+    Instants are whole microseconds since 1970. The key is that of the election.
     """
 
     def __init__(self, redlock: Redlock, key: str) -> None:

@@ -59,10 +59,7 @@ def force_release_words(
 def forced_releases(redlock: Redlock, key: str | None = None) -> list[ForcedRelease]:
     """Return the latest releases by operators, the latest first. Changes nothing.
 
-    Args:
-        redlock: The lock service.
-        key: Return only the releases of this key, alone or with others, and of its
-            permits.
+    With a key: those of this key, alone or with others, and of its permits.
     """
     request = redlock.nodes.ask(
         LIST_RELEASES, [redlock.keys.releases], done_when=all_answered

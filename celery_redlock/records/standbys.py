@@ -59,12 +59,9 @@ def leadership_of(redlock: Redlock, key: str) -> Leadership:
 
 
 class StandbyList:
-    """The entry of one candidate in the list of standbys.
+    """The entry of one candidate in the list of standbys of an election.
 
-    Args:
-        redlock: The lock service.
-        key: The name of the election.
-        ttl: Seconds after which an entry that is not renewed expires.
+    It expires after a ttl in which it is not renewed.
     """
 
     def __init__(self, redlock: Redlock, key: str, ttl: float) -> None:

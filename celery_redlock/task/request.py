@@ -387,9 +387,8 @@ class RedlockRequest(Request):
     ) -> None:
         """Release the lock of the child as soon as it is gone.
 
-        Args:
-            ended: The call does not come back: its entries end, too.
-            limit: The hard time limit that has ended it, if that is why.
+        If the call has ``ended`` and does not come back, its entries end, too. The
+        limit is the hard time limit that has ended it, if that is why.
         """
         pid = self.worker_pid
         if pid is None or pid == os.getpid():
