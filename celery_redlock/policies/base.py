@@ -40,10 +40,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 from celery_redlock.basics.timing import seconds_of
-from celery_redlock.errors import ConfigurationError, LockHeld
+from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from celery_redlock.errors import DuplicateTask
     from celery_redlock.line.backlog import Place
     from celery_redlock.locks.lease import Holder
     from celery_redlock.locks.limits import Limit
@@ -187,13 +186,6 @@ class RefusedCall(WorkerCall, Protocol):
     @property
     def conflict(self) -> Conflict:
         """The situation."""
-
-    @property
-    def held(self) -> LockHeld:
-        """The refusal: it names the holder."""
-
-    def duplicate(self, what: str) -> DuplicateTask:
-        """Return the error that says what becomes of the call, and why."""
 
     def wait(self, timeout: float) -> float:
         """Wait for the lock in the worker process, then ask the policy again."""
