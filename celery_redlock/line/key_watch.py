@@ -25,7 +25,7 @@ import logging
 import math
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +68,11 @@ class _Watch:
     wanted: Wanted
     rank: int
     waiter: Waiter
+    names: tuple[list[str], list[str]]  # of the locks, and of their wait queues
     look_at: float = 0.0
     has_joined: bool = False  # under the name of this waiter
     had_room: bool = False  # as of the last look
     woken_at: float = math.inf  # when the wake-ups of a majority are due
-    names: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
     is_turn: Callable[[], bool] | None = None
     waits_for_others: int = 0  # looks in a row, since it was woken
 
@@ -190,17 +190,15 @@ class KeyWatch:
     ) -> None:
         watch = self._watches.get(wanted)
         if watch is None:
-            watch = _Watch(wanted, rank, self._new_waiter())
-            watch.names = names_of(wanted.key, wanted.limits, self._keys)
+            names = names_of(wanted.key, wanted.limits, self._keys)
+            watch = _Watch(wanted, rank, self._new_waiter(), names)
             self._watches[wanted] = watch
         watch.rank, watch.look_at, watch.is_turn = rank, 0.0, is_turn
         watch.waits_for_others = 0
 
     def _end(self, wanted: Wanted, *, passes_on: bool) -> None:
-        watch = self._watches.pop(wanted, None)
-        if watch is None:
-            return
-        self._leave(watch, 0 if passes_on else "")
+        if (watch := self._watches.pop(wanted, None)) is not None:
+            self._leave(watch, 0 if passes_on else "")
 
     def _new_waiter(self) -> Waiter:
         waiter = self._listener.add_waiter()
