@@ -263,13 +263,11 @@ def answers_in(replies: Mapping[str, Any] | None) -> dict[str, Any]:
 
     A worker in which the inquiry has failed replies with the error, and is left out.
     """
-    found = (replies or {}).items()
-    errors = [
-        worker
-        for worker, told in found
-        if isinstance(told, dict) and isinstance(told.get("error"), str)
-    ]
-    return {worker: told for worker, told in found if worker not in errors}
+    return {
+        worker: told
+        for worker, told in (replies or {}).items()
+        if not (isinstance(told, dict) and isinstance(told.get("error"), str))
+    }
 
 
 def broker_errors(app: Celery) -> tuple[type[BaseException], ...]:
