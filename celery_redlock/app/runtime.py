@@ -30,13 +30,13 @@ from celery_redlock.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery import Celery
+    from celery import Celery, Task
     from celery.utils.dispatch import Signal
 
     from celery_redlock.basics.process import ThreadRun
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.locks.watchdog import Watchdog
-    from celery_redlock.options.lock_options import LockOptions, ResolvedOptions
+    from celery_redlock.options.lock_options import ResolvedOptions
 
 log = logging.getLogger(__name__)
 
@@ -113,12 +113,12 @@ class Runtime:
         """The watchdog that renews the leases of this process."""
         return watchdog_of(self.redlock)
 
-    def options(self, task: str, options: LockOptions) -> ResolvedOptions:
+    def options(self, task: Task) -> ResolvedOptions:
         """Return a task's options, completed by the app's settings and checked."""
-        resolved = self._options.get(task)
-        if resolved is None:
-            resolved = self._options[task] = options.resolve(self.settings, task)
-        return resolved
+        name = task.name
+        if name not in self._options:
+            self._options[name] = task.lock_options.resolve(self.settings, name)
+        return self._options[name]
 
     def warn_of_waiting(self, task: str) -> None:
         """Log once for each task that calls which wait occupy worker processes."""

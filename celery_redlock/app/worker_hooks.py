@@ -51,7 +51,7 @@ def _check_configuration(sender: Any, **_: object) -> None:
             _refuse_messages_without_headers(sender.app)
         for task in tasks:
             runtime = runtime_of(sender.app)
-            runtime.options(task.name, task.lock_options)
+            runtime.options(task)
             _refuse_broadcast(sender.app, task.name)
             runtime.redlock  # noqa: B018  (building it checks the nodes)
     except ConfigurationError as error:

@@ -177,10 +177,8 @@ def delete_old_records(app: Celery) -> int:
     """
     stores = {}
     for task in lock_tasks(app):
-        options = task.lock_options
-        if options.exactly_once_in is not None:
-            records = runtime_of(app).options(task.name, options).records
-            stores[options.exactly_once_in] = records
+        if (database := task.lock_options.exactly_once_in) is not None:
+            stores[database] = runtime_of(app).options(task).records
     deleted, than = 0, now()
     for store in stores.values():
         while count := store.delete_older(than, AT_ONCE):

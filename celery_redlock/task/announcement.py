@@ -98,7 +98,7 @@ def _announce(message: SentMessage, options: Mapping[str, Any]) -> None:
     task = message.task
     try:
         runtime = runtime_of(task.app)
-        resolved = runtime.options(task.name, task.lock_options)
+        resolved = runtime.options(task)
         redlock = runtime.redlock
     except ConfigurationError as error:
         _log_unordered(message, error)
@@ -149,7 +149,7 @@ def _number(message: SentMessage, joined: list[tuple[Redlock, str, str]]) -> Non
     task, key, task_id = message.task, message.key, message.id
     try:
         runtime = runtime_of(task.app)
-        margin = runtime.options(task.name, task.lock_options).task.claim_seconds
+        margin = runtime.options(task).task.claim_seconds
         # RabbitMQ discards an expired message itself, and no process sees that.
         if (left := seconds_until(task, message.headers.get("expires"))) is not None:
             margin = min(margin, max(0.0, left) + MARGIN)

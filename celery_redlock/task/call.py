@@ -82,7 +82,7 @@ class Call:
             key, limits = task.key_rule.wanted_by(
                 *received, headers=request.headers, may_have_more=True
             )
-            options = runtime.options(task.name, task.lock_options)
+            options = runtime.options(task)
         except BaseException:
             end_entries(task.app, header, request.id, task.name)
             raise

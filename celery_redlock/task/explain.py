@@ -106,7 +106,7 @@ class Explanation:
 def explain(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
     """Return the fate of this call of a task; see ``SingletonTask.explain``."""
     runtime = runtime_of(task.app)
-    redlock, options = runtime.redlock, runtime.options(task.name, task.lock_options)
+    redlock, options = runtime.redlock, runtime.options(task)
     key, limits = task.lock_wanted(*args, **kwargs)
     seen, claims = redlock.inspect(key), Claims(redlock)
     in_use = inspect_limits(redlock, limits) if limits else []

@@ -151,7 +151,7 @@ def publish(  # noqa: PLR0913  (called in one place)
     if task.app.conf.task_always_eager:
         return send(**options)
     runtime = runtime_of(task.app)
-    resolved = runtime.options(task.name, task.lock_options)
+    resolved = runtime.options(task)
     claims = Claims(runtime.redlock)
     seconds = _seconds_to_wait(task, options, resolved.task.claim_seconds)
     if _is_of_a_canvas(task, options):

@@ -322,7 +322,7 @@ class SingletonTask(_Base[P, R]):
             limits=limits,
             task_id=execution.call.id if execution else "",
             runtime=runtime,
-            options=runtime.options(self.name, self.lock_options),
+            options=runtime.options(self),
         )
 
     @overload

@@ -539,7 +539,7 @@ def test_body_does_not_begin_after_the_lock_was_lost(
 ) -> None:
     """A database that takes long to begin can outlast the lock."""
     add = adding(worker, ledger, on_lock_lost=decision)
-    store = runtime_of(worker.app).options("job", add.lock_options).records
+    store = runtime_of(worker.app).options(add).records
     transaction = store.transaction
 
     def slow(*args: Any, **options: Any) -> Any:
@@ -596,7 +596,7 @@ def test_answer_to_the_commit_that_is_lost_is_looked_up(
 ) -> None:
     """If the connection dies after the commit, the record says that it took place."""
     add = adding(worker, ledger)
-    store = runtime_of(worker.app).options("job", add.lock_options).records
+    store = runtime_of(worker.app).options(add).records
     transaction, answers = store.transaction, [OSError("connection reset")]
 
     class Broken:
@@ -726,7 +726,7 @@ def test_error_outside_of_the_body_is_retried_as_one_inside(  # noqa: PLR0913, P
         retry_kwargs={"max_retries": 1, "countdown": 0},
         retry_backoff=backoff,
     )
-    store = runtime_of(worker.app).options("job", add.lock_options).records
+    store = runtime_of(worker.app).options(add).records
     transaction = store.transaction
 
     steps: list[float | str] = []

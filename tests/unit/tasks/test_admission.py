@@ -147,8 +147,8 @@ def test_policies_of_a_task_are_resolved_once(worker: Worker) -> None:
     """Each call uses the same resolved options; only the countdown is drawn anew."""
     task, runtime = worker.leased_job(on_conflict="retry"), runtime_of(worker.app)
 
-    once = runtime.options(task.name, task.lock_options)
-    again = runtime.options(task.name, task.lock_options)
+    once = runtime.options(task)
+    again = runtime.options(task)
 
     assert once is again
     assert once.on_conflict(CONFLICT) != once.on_conflict(CONFLICT)
