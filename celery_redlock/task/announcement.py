@@ -41,7 +41,7 @@ from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.line.backlog import MARGIN, leave_backlog, number_in_backlog
-from celery_redlock.task.header import HEADER, with_fields
+from celery_redlock.task.header import with_fields
 from celery_redlock.task.publishing import seconds_until
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ _limit = LogLimit()
 
 def is_delayed(options: Mapping[str, Any]) -> bool:
     """Tell whether a call is not to run now, or was published before."""
-    ours = (options.get("headers") or {}).get(HEADER) or {}
-    return "deferred" in ours or any(options.get(name) for name in _DELAYED)
+    return any(options.get(name) for name in _DELAYED)
 
 
 def _log_unordered(message: SentMessage, error: ConfigurationError) -> None:

@@ -137,7 +137,6 @@ def _is_line(value: object) -> bool:
 
 
 _OF_ONE_EXECUTION = ("base", "events", "serializer")
-_ALWAYS = ("deferred", "outages", "redelivered")  # in the message of a repetition
 
 
 class TaskHeader(NamedTuple):
@@ -203,13 +202,8 @@ class TaskHeader(NamedTuple):
     def for_next_copy(self) -> dict[str, dict[str, Any]]:
         """Return the headers of the next copy: all but what is of this execution."""
         fields = self._asdict().items()
-        return {
-            HEADER: {
-                name: value
-                for name, value in fields
-                if name in _ALWAYS or (value and name not in _OF_ONE_EXECUTION)
-            }
-        }
+        kept = {n: v for n, v in fields if v and n not in _OF_ONE_EXECUTION}
+        return {HEADER: kept}
 
 
 _CHECKS: dict[str, Callable[[object], bool]] = {
