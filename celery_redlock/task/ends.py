@@ -187,7 +187,7 @@ def mark_as_begun(call: Call) -> None:
     mark_slot(call.runtime.redlock, call.header.slot, call.id)
 
 
-def wait_for_result(call: Call, *, met_copy: bool) -> None:
+def wait_for_result(call: Call) -> None:
     """Wait until the other copy, which had the lock before, has stored its result.
 
     Celery stores a result after the lock is released. If the other copy was killed,
@@ -203,7 +203,7 @@ def wait_for_result(call: Call, *, met_copy: bool) -> None:
     if call.request.retries:  # its parent has ended with RETRY
         awaited |= {states.RETRY}
     clock = call.runtime.redlock.clock
-    patience = _STORED_WITHIN if met_copy else _MAY_BE_STORED_WITHIN
+    patience = _STORED_WITHIN if call.header.met_copy else _MAY_BE_STORED_WITHIN
     if not call.options.task.renew:
         patience = min(patience, call.options.ttl / 2)
     give_up_at = clock.monotonic() + patience

@@ -435,10 +435,8 @@ class Execution(TaskLock):
     def _may_run(self) -> bool:
         """Tell whether the call runs under the lock that it has now, or tries again."""
         call = self.call
-        if call.is_redelivered:
-            met_copy = call.header.met_copy
-            if met_copy or self._has_waited:
-                self._wait(lambda: wait_for_result(call, met_copy=met_copy))
+        if call.is_redelivered and (call.header.met_copy or self._has_waited):
+            self._wait(lambda: wait_for_result(call))
         if call.is_redelivered or call.header.deferred:
             # The process that published a deferred copy may have been killed right
             # then: its own message came back, and may have run before this one.
