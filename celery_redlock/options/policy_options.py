@@ -199,12 +199,19 @@ class PolicyOptions(UniqueOptions):
         return any(kind.needs_arguments for kind in possible)
 
     @cached_property
+    def countdown(self) -> float | None:
+        """Seconds after which a refused call comes back; None: they are drawn."""
+        given = policies.at_stage(self.on_conflict, "execute")
+        is_given = isinstance(given, (policies.Retry, policies.BufferOne))
+        return (given.countdown if is_given else None) or self.retry_countdown
+
+    @cached_property
     def has_backlog(self) -> bool:
         """Whether a refused call joins the backlog of its key.
 
         It comes back when its turn is near.
         """
-        comes_back = policies.Retry in self._possible and self.retry_countdown is None
+        comes_back = policies.Retry in self._possible and self.countdown is None
         return self.in_order or (self.is_limited and comes_back)
 
     @cached_property

@@ -29,7 +29,7 @@ from celery_redlock.operations.doctor import (
     worst_of,
 )
 from celery_redlock.operations.inspect import NodeReport, NodeState, NodeStatus
-from celery_redlock.policies import Raise, Skip
+from celery_redlock.policies import Raise, Retry, Skip
 from tests.harness.source import finding_codes
 
 if TYPE_CHECKING:
@@ -335,6 +335,8 @@ def test_countdown_that_is_too_long_for_the_broker(
     assert (finding.code, finding.severity) == ("countdown", Severity.NOTE)
     assert f"of {longest + 1} s, and its calls" in finding.fact
     assert f"come back after {longest} s, half of {of_what}" in finding.fact
+    decided: dict[str, Any] = {"on_conflict": Retry(longest + 1)}
+    assert found(settings.countdowns, settings=broker, **decided) == [finding]
     retried["retry_countdown"] = longest
     assert found(settings.countdowns, settings=broker, **retried) == []
 

@@ -304,8 +304,8 @@ def _waits_with_a_countdown(it: LockTask) -> bool:
 
 @rule("Task")
 def countdowns(it: LockTask, case: Case) -> Iterator[Finding]:
-    """Find a ``retry_countdown`` that is too long for the broker."""
-    countdown: Any = it.options.retry_countdown or 0.0  # resolved to seconds
+    """Find a countdown of refused calls that is too long for the broker."""
+    countdown = it.options.countdown or 0.0
     longest = case.longest_wait
     if countdown <= longest:
         return
@@ -326,7 +326,7 @@ def countdowns(it: LockTask, case: Case) -> Iterator[Finding]:
     yield Finding(
         "countdown",
         NOTE,
-        f"has a retry_countdown of {countdown:g} s, and its calls come back after "
+        f"has a countdown of {countdown:g} s, and its calls come back after "
         f"{longest:g} s, half of {why}",
         remedy,
     )

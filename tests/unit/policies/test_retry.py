@@ -302,8 +302,12 @@ def test_call_that_does_not_come_back_leaves_the_backlog(
 
 @pytest.mark.parametrize(
     "options",
-    [{"on_conflict": "retry"}, {"limit": 1, "retry_countdown": 7}],
-    ids=["no limit", "a countdown of its own"],
+    [
+        {"on_conflict": "retry"},
+        {"limit": 1, "retry_countdown": 7},
+        {"limit": 1, "on_conflict": Retry(7)},
+    ],
+    ids=["no limit", "a countdown of its own", "a countdown of its decision"],
 )
 def test_task_that_needs_no_place_has_no_backlog(
     worker: Worker, options: dict[str, Any]
