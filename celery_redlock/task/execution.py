@@ -637,7 +637,8 @@ class Execution(TaskLock):
         self._in_background(self._stop_body, lease)
 
     def on_cancelled(self, lease: Lease) -> None:
-        """Interrupt the body until it has ended."""
+        """Send ``lock_cancelled``, and interrupt the body until it has ended."""
+        super().on_cancelled(lease)
         self._in_background(self._cancel_body, lease)
 
     def _in_background(self, do: Callable[[Lease], None], lease: Lease) -> None:
@@ -652,7 +653,6 @@ class Execution(TaskLock):
         error, by = lease.cancelled_error(), lease.cancelled_by
         fields = self.call.log_fields("cancelled", fence=lease.fence, by=by)
         log.warning("%s is stopped: %s", self.call, error, extra=fields)
-        self._dispatch(signals.lock_cancelled, lease=lease, cancelled_by=by)
         self._interrupt(error, every=self.call.options.task.grace_of_cancelled)
 
     def _interrupt(self, error: LockLost, *, every: float) -> None:

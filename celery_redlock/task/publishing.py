@@ -375,8 +375,7 @@ class _DuplicateCall:
 
     def skip(self) -> Any:
         result = self.task.AsyncResult(self.here.holder.task_id)
-        result.conflict = self.conflict
-        return result
+        return with_conflict(result, self.conflict)
 
     def fail(self) -> NoReturn:
         here = self.here
