@@ -19,6 +19,7 @@ files: see ``policies``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache, partial
@@ -37,7 +38,7 @@ from celery_redlock.options.values import naming
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
     from celery import Celery
     from typing_extensions import Unpack
@@ -170,6 +171,16 @@ class LockOptions(_AllOptions):
             ),
             records=records,
         )
+
+
+def options_in(redlock: Any) -> dict[str, Any]:
+    """Return the lock options in a ``redlock={...}``, which must be a dict."""
+    if not isinstance(redlock, Mapping):
+        raise ConfigurationError(
+            f"redlock is {redlock!r}; it must be a dict of lock options, such as "
+            '{"key": "invoice:{invoice_id}"}.'
+        )
+    return {**redlock}
 
 
 def lock_tasks(app: Celery) -> list[Any]:

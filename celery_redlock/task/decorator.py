@@ -18,7 +18,7 @@ from celery import Task, current_app
 from celery._state import _get_active_apps, connect_on_app_finalize
 from celery.local import Proxy
 
-from celery_redlock.options.lock_options import LockOptions
+from celery_redlock.options.lock_options import LockOptions, options_in
 from celery_redlock.task.singleton_task import (
     PublishedOnCommit,
     SingletonTask,
@@ -117,7 +117,7 @@ def singleton_task(
             "function. Name what you give: @singleton_task(app=app, key=...)."
         )
     ours, celerys = LockOptions.split(options, foreign=dir(Task))
-    ours = {**celerys.pop("redlock", {}), **ours}
+    ours = {**options_in(celerys.pop("redlock", {})), **ours}
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     known, bound = base or (app and app.Task), celerys.get("bind", False)
     rule_of_body(name, function, LockOptions.of(ours), known, bound=bound)

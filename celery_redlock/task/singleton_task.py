@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import FunctionType, GenericAlias, ModuleType
 from typing import (
@@ -51,7 +50,8 @@ from celery_redlock.errors import (
 )
 from celery_redlock.line.claims import Claims
 from celery_redlock.locking import aheld_by, held_by
-from celery_redlock.options.lock_options import LockOptions
+from celery_redlock.options.lock_options import LockOptions, options_in
+from celery_redlock.options.values import naming
 from celery_redlock.task.announcement import send_announced, send_in_order
 from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.call import Call
@@ -69,7 +69,7 @@ from celery_redlock.task.results import close_old_connections
 from celery_redlock.task.tracer import RefusalTracer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from celery import Celery
@@ -175,22 +175,15 @@ class SingletonTask(_Base[P, R]):
     @classmethod
     def _read_options(cls) -> None:
         """Check the lock options of this class and of its base classes."""
-        if not isinstance(cls.redlock, Mapping):
-            raise ConfigurationError(
-                f"{cls.name or cls.__qualname__}: redlock is {cls.redlock!r}; it must "
-                'be a dict of lock options, such as {"key": "invoice:{invoice_id}"}.'
-            )
-        if "redlock" in vars(cls):
-            # An annotation (``task_annotations``) comes on top of what was written.
-            cls._redlock_options = {**cls._redlock_options_of(cls), **cls.redlock}
-        inherited: dict[str, Any] = {}
-        for base in reversed(cls.__mro__):
-            inherited |= {**cls._redlock_options_of(base), **_named_options(base)}
-        try:
+        with naming(cls.name or cls.__qualname__):
+            written = options_in(cls.redlock)
+            if "redlock" in vars(cls):
+                # An annotation (``task_annotations``) comes on top of what was written.
+                cls._redlock_options = {**cls._redlock_options_of(cls), **written}
+            inherited: dict[str, Any] = {}
+            for base in reversed(cls.__mro__):
+                inherited |= {**cls._redlock_options_of(base), **_named_options(base)}
             cls.lock_options = LockOptions.of(inherited)
-        except ConfigurationError as error:
-            name = cls.name or cls.__qualname__
-            raise ConfigurationError(f"{name}: {error}") from error
 
     @staticmethod
     def _redlock_options_of(base: type) -> Mapping[str, Any]:

@@ -271,6 +271,13 @@ def test_options_of_a_class_are_a_dict(attributes: dict[str, Any]) -> None:
         type("Classy", (SingletonTask,), {"name": "classy", **attributes})
 
 
+@pytest.mark.parametrize("redlock", [None, "k", LockOptions(key="k")])
+def test_options_in_a_decorator_are_a_dict(app: Celery, redlock: Any) -> None:
+    """The error says so, and is no TypeError about the code of this package."""
+    with pytest.raises(ConfigurationError, match=r"^redlock is .*{"):
+        singleton_task(app=app, redlock=redlock)(lambda: None)
+
+
 def test_self_is_no_argument_of_a_bound_task(app: Celery) -> None:
     """The key of a bound task is made of what callers pass."""
 
