@@ -60,8 +60,11 @@ from celery_redlock.wire.quorum import VoteKind
 from celery_redlock.wire.requests import majority_answered
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.wire.requests import ScriptRequest
+    from celery_redlock.scripts import Script
+    from celery_redlock.wire.quorum import Ballot
 
 
 MARGIN = 10.0  # seconds that a call may be late to look again, and keeps its place
@@ -109,17 +112,12 @@ def join_backlog(  # noqa: PLR0913  (each names one thing)
     Raises:
         QuorumUnreachable: In order, fewer nodes than a majority answered.
     """
-    request = redlock.nodes.ask(
-        JOIN_BACKLOG,
-        _names(redlock, key),
-        [task_id, since, round(margin * _US), ""],
-        done_when=majority_answered,
-    )
-    answers = _answers(request)
-    if in_order and (not answers or len(answers[0]) < request.ballot.quorum):
+    args = [task_id, since, round(margin * _US), ""]
+    ballot, answers = _ask(redlock, JOIN_BACKLOG, _names(redlock, key), args)
+    if in_order and not _are_of_majority(redlock, answers):
         raise unreachable(
             key,
-            request.ballot,
+            ballot,
             node_timeout=redlock.timing.node_timeout,
             config=redlock.guard.config,
         )
@@ -168,14 +166,9 @@ def number_in_backlog(
     names = [*keys.backlogs(key), *keys.returns(key), keys.number(key)]
     number, is_given = least, ""
     while True:
-        request = redlock.nodes.ask(
-            NUMBER_IN_BACKLOG,
-            names,
-            [task_id, number, round(margin * _US), is_given],
-            done_when=majority_answered,
-        )
-        answers = _answers(request)
-        if not answers or len(answers[0]) < request.ballot.quorum:
+        args = [task_id, number, round(margin * _US), is_given]
+        _, answers = _ask(redlock, NUMBER_IN_BACKLOG, names, args)
+        if not _are_of_majority(redlock, answers):
             return None
         numbers = set(answers[0])
         if len(numbers) == 1:
@@ -186,26 +179,15 @@ def number_in_backlog(
 
 def is_first(redlock: Redlock, key: str, task_id: str) -> bool:
     """Tell whether no other call is first in the backlog of a key, on any node."""
-    keys = redlock.keys
-    request = redlock.nodes.ask(
-        FIRST_IN_BACKLOG,
-        [*keys.backlogs(key), *keys.returns(key)],
-        [task_id],
-        done_when=majority_answered,
-    )
-    answers = _answers(request)
+    names = [*redlock.keys.backlogs(key), *redlock.keys.returns(key)]
+    _, answers = _ask(redlock, FIRST_IN_BACKLOG, names, [task_id])
     return not answers or {*map(_text, answers[1])} <= {task_id, ""}
 
 
 def place_of_next(redlock: Redlock, key: str) -> Place | None:
     """Return the place of a call that would join now. Changes nothing."""
-    keys = redlock.keys
-    request = redlock.nodes.ask(
-        READ_BACKLOG,
-        [*keys.backlogs(key), *keys.paces(key)],
-        done_when=majority_answered,
-    )
-    answers = _answers(request)
+    names = [*redlock.keys.backlogs(key), *redlock.keys.paces(key)]
+    _, answers = _ask(redlock, READ_BACKLOG, names)
     if not answers:
         return None
     waiting, run_us = map(_median, answers)
@@ -245,10 +227,18 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-def _answers(request: ScriptRequest) -> list[tuple[Any, ...]]:
-    """Transpose the grants: one tuple for each item, with its value on each node."""
+def _ask(
+    redlock: Redlock, script: Script, names: list[str], args: Sequence[Any] = ()
+) -> tuple[Ballot, list[tuple[Any, ...]]]:
+    """Ask the nodes. The answers have a tuple for each item, with each node's value."""
+    request = redlock.nodes.ask(script, names, args, done_when=majority_answered)
     granted = request.ballot.indexes(VoteKind.GRANTED)
-    return [*zip(*(request.replies[index][1:] for index in granted), strict=True)]
+    answers = zip(*(request.replies[index][1:] for index in granted), strict=True)
+    return request.ballot, [*answers]
+
+
+def _are_of_majority(redlock: Redlock, answers: list[tuple[Any, ...]]) -> bool:
+    return bool(answers) and len(answers[0]) >= redlock.quorum
 
 
 def _median(numbers: tuple[int, ...]) -> int:
