@@ -88,11 +88,15 @@ class LockOptions(_AllOptions):
     attributes. A duration may be given as ``timedelta``; the attribute is in seconds.
 
     Raises:
-        ConfigurationError: A value cannot be used, or two do not go together.
+        ConfigurationError: A name does not exist, a value cannot be used, or two do not
+            go together.
     """
 
     def __init__(self, **options: Unpack[LockArguments]) -> None:
         given: dict[str, Any] = {**options}
+        for name in sorted(given.keys() - {*_NAMES}):
+            hint = FOREIGN.get(name) or did_you_mean(name, _NAMES)
+            raise ConfigurationError(f"There is no lock option {name!r}. {hint}")
         theirs = {name: k[0].reads[name] for name, k in options_of_policies().items()}
         for name, read in {**_READERS, **theirs}.items():
             default = getattr(LockOptions, name)
@@ -107,22 +111,14 @@ class LockOptions(_AllOptions):
         return frozenset(_NAMES)
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> LockOptions:
-        """Read the ``redlock={...}`` of a task; refuse names that do not exist."""
-        for name in sorted(options.keys() - {*_NAMES}):
-            hint = FOREIGN.get(name) or did_you_mean(name, _NAMES)
-            raise ConfigurationError(f"There is no lock option {name!r}. {hint}")
-        return cls(**options)
-
-    @classmethod
     def split(
         cls, arguments: Mapping[str, Any], *, foreign: Collection[str] = ()
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split a decorator's arguments into lock options and all others.
 
         A name that is nearly a lock option, or is one of another library, and is not
-        in ``foreign``, counts as one, for ``of`` to refuse: Celery would accept it as
-        an attribute of the task.
+        in ``foreign``, counts as one, to be refused: Celery would accept it as an
+        attribute of the task.
         """
         near = {n for n in arguments if _is_near(n) or n in FOREIGN}
         ours = {n: arguments[n] for n in near if n in _NAMES or n not in foreign}

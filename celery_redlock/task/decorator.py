@@ -120,7 +120,7 @@ def singleton_task(
     ours = {**options_in(celerys.pop("redlock", {})), **ours}
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     known, bound = base or (app and app.Task), celerys.get("bind", False)
-    rule_of_body(name, function, LockOptions.of(ours), known, bound=bound)
+    rule_of_body(name, function, LockOptions(**ours), known, bound=bound)
     celerys["redlock"] = ours
     if "dont_autoretry_for" in celerys:  # Celery then ignores the class's own
         celerys["dont_autoretry_for"] = without_lost(

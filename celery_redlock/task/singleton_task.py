@@ -183,7 +183,7 @@ class SingletonTask(_Base[P, R]):
             inherited: dict[str, Any] = {}
             for base in reversed(cls.__mro__):
                 inherited |= {**cls._redlock_options_of(base), **_named_options(base)}
-            cls.lock_options = LockOptions.of(inherited)
+            cls.lock_options = LockOptions(**inherited)
 
     @staticmethod
     def _redlock_options_of(base: type) -> Mapping[str, Any]:

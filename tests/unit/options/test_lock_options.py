@@ -26,15 +26,15 @@ from celery_redlock.policies import (
 )
 from tests.unit.support import CONFLICT, LOSS, OUTAGE, delay, settings
 
-QUEUED = {"unique_while": "queued"}
-CLAIMED = {"unique_while": "queued_or_running"}
+QUEUED: Any = {"unique_while": "queued"}
+CLAIMED: Any = {"unique_while": "queued_or_running"}
 COOLING = Conflict(key="k", task="t", phase="succeeded", retry_after=40.0)
 
 
 def refusal(**options: Any) -> str:
     """Return the error text for a task with these options."""
     with pytest.raises(ConfigurationError) as caught:
-        LockOptions.of(options)
+        LockOptions(**options)
     return str(caught.value)
 
 
@@ -142,7 +142,7 @@ def test_order_is_refused_where_there_is_none(
 )
 def test_order_goes_with_other_options(options: dict[str, Any]) -> None:
     """One call of the key runs at a time, and each call comes back."""
-    assert LockOptions.of({"in_order": True, **options}).in_order
+    assert LockOptions(in_order=True, **options).in_order
 
 
 def test_retry_countdown_is_half_the_ttl_at_random() -> None:
@@ -249,7 +249,7 @@ def test_options_make_the_key_rule() -> None:
 )
 def test_options_that_go_together_are_accepted(options: dict[str, Any]) -> None:
     """A callable may return any decision, so it may use any option."""
-    resolved = LockOptions.of(options).resolve(settings())
+    resolved = LockOptions(**options).resolve(settings())
 
     published = resolved.on_publish(Conflict(key="k", task="t", stage="publish"))
 
@@ -267,7 +267,7 @@ def test_options_that_go_together_are_accepted(options: dict[str, Any]) -> None:
 )
 def test_policy_may_need_the_successor_register(options: dict[str, Any]) -> None:
     """Publishers then note when a call was published."""
-    assert LockOptions.of(options).registers_successors
+    assert LockOptions(**options).registers_successors
     assert not LockOptions(on_conflict="retry").registers_successors
 
 
@@ -299,7 +299,7 @@ def test_cancelled_body_has_the_grace_of_the_decision(
     options: dict[str, Any], grace: float
 ) -> None:
     """It is that for which the newcomer waits, where the task names one decision."""
-    assert LockOptions.of(options).grace_of_cancelled == grace
+    assert LockOptions(**options).grace_of_cancelled == grace
 
 
 @pytest.mark.parametrize(
@@ -341,8 +341,9 @@ def test_option_that_is_no_duration_is_refused(name: str, value: Any) -> None:
 )
 def test_duration_that_may_be_zero_is_nothing_less(name: str, value: Any) -> None:
     """0 is the default; any other value is a duration, and the error says both."""
-    assert getattr(LockOptions.of({name: 0}), name) == 0.0
-    assert getattr(LockOptions.of({name: timedelta(0)}), name) == 0.0
+    for none in (0, timedelta(0)):
+        given: dict[str, Any] = {name: none}
+        assert getattr(LockOptions(**given), name) == 0.0
     assert refusal(**{name: value}) == (
         f"{name} is {value!r}; it must be 0 or a number of seconds above 0."
     )
@@ -442,7 +443,7 @@ def test_option_that_does_not_go_with_the_settings_is_refused(
 ) -> None:
     """The error names the task."""
     with pytest.raises(ConfigurationError) as caught:
-        LockOptions.of(options).resolve(settings(), "proj.f")
+        LockOptions(**options).resolve(settings(), "proj.f")
 
     assert str(caught.value).startswith(fault)
 
@@ -456,11 +457,11 @@ WITH_PERMITS = [*SEVERAL_AT_ONCE, {"rate": "1/s"}, {"limit": 1, "rate": "2/s"}]
 @pytest.mark.parametrize("options", [*WITH_PERMITS, {"limit": 1}])
 def test_jobs_that_wait_for_a_permit_are_retried(options: dict[str, Any]) -> None:
     """They are no duplicates but a backlog. The options show the policy."""
-    assert "on_conflict='retry'" in repr(LockOptions.of(options))
-    resolved = LockOptions.of({**options, "retry_countdown": 7}).resolve(settings())
+    assert "on_conflict='retry'" in repr(LockOptions(**options))
+    resolved = LockOptions(**options, retry_countdown=7).resolve(settings())
     assert resolved.on_conflict(CONFLICT) == Retry(7)
 
-    said = LockOptions.of({**options, "on_conflict": "skip"})
+    said = LockOptions(**options, on_conflict="skip")
 
     assert said.resolve(settings()).on_conflict(CONFLICT) == Skip()
 
@@ -478,7 +479,7 @@ def test_only_a_retry_need_not_be_asked_again(
     on_conflict: Any, *, waits_on: bool
 ) -> None:
     """A callable may decide otherwise the next time, and an order may have changed."""
-    options = LockOptions.of({"on_conflict": on_conflict})
+    options = LockOptions(on_conflict=on_conflict)
 
     assert options.resolve(settings()).task.waits_on is waits_on
 
@@ -492,8 +493,8 @@ def test_duplicate_is_skipped_where_every_key_has_one_holder() -> None:
 
 def test_policy_at_publishing_leaves_the_default_for_workers() -> None:
     """``{"publish": ...}`` alone: a refused job is retried, and not skipped."""
-    by_stage = {"publish": "raise"}
-    options = LockOptions.of({**QUEUED, "limit": 5, "on_conflict": by_stage})
+    by_stage: Any = {"publish": "raise"}
+    options = LockOptions(**QUEUED, limit=5, on_conflict=by_stage)
     resolved = options.resolve(settings())
 
     assert isinstance(resolved.on_conflict(CONFLICT), Retry)
@@ -560,7 +561,7 @@ def test_callable_of_a_task_with_permits_needs_no_register(
     options: dict[str, Any],
 ) -> None:
     """It cannot return what needs one: nothing is noted, and renewals are no faster."""
-    said = LockOptions.of({**options, "on_conflict": lambda _: "skip"})
+    said = LockOptions(**options, on_conflict=lambda _: "skip")
 
     assert not said.registers_successors
     assert said.resolve(settings()).task.renew_every is None
@@ -571,10 +572,10 @@ def test_running_call_is_no_duplicate_where_several_run(
     options: dict[str, Any],
 ) -> None:
     """A claim of a waiting job goes with limits; one of a running job does not."""
-    assert LockOptions.of({**options, **QUEUED}).is_unique_before_it_runs
+    assert LockOptions(**options, **QUEUED).is_unique_before_it_runs
     assert "Write unique_while='queued'" in refusal(**options, **CLAIMED)
-    assert LockOptions.of({"limit": 1, **CLAIMED}).is_unique_before_it_runs
-    assert LockOptions.of({"rate": "1/s", **CLAIMED}).is_unique_before_it_runs
+    assert LockOptions(limit=1, **CLAIMED).is_unique_before_it_runs
+    assert LockOptions(rate="1/s", **CLAIMED).is_unique_before_it_runs
 
 
 @pytest.mark.parametrize("options", WITH_PERMITS)
