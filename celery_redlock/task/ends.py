@@ -63,16 +63,15 @@ class RepublishedUnseen(Ignore):  # type: ignore[misc]
 class EndedAsRevoked(Ignore):  # type: ignore[misc]
     """Ends a call whose result is stored as REVOKED: its main process sends the event.
 
-    Its arguments are the reason, in words, and the facts.
+    Its facts are further fields of the event ``task-revoked``.
     """
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Further fields of the event ``task-revoked``."""
-        return self.args[1] if len(self.args) > 1 else {}
+    def __init__(self, reason: str, facts: dict[str, Any]) -> None:
+        super().__init__(reason, facts)  # with which it is pickled
+        self.facts = facts
 
     def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
+        return str(self.args[0])
 
 
 def comes_back(error: BaseException) -> bool:
