@@ -577,11 +577,15 @@ class NextToCelery(Task):
 
 def _stand_next_to_celery(task: type[Task]) -> None:
     """Let `NextToCelery` be the last base class, where one after ours sends calls."""
-    after = task.__mro__[task.__mro__.index(SingletonTask) + 1 :]
-    theirs = [base for base in after if base not in (Task, object)]
-    if NextToCelery not in theirs and any("apply_async" in vars(b) for b in theirs):
+    order = task.__mro__
+    last: type = NextToCelery
+    ours = NextToCelery if NextToCelery in order else SingletonTask
+    after = [base for base in order[order.index(ours) + 1 :] if base is not Task]
+    if any("apply_async" in vars(base) for base in after):
+        if ours is NextToCelery:  # of a base class, which has it before the others
+            last = type("NextToCelery", (NextToCelery,), {})
         bases = [base for base in task.__bases__ if base is not Task]
-        task.__bases__ = (*bases, NextToCelery)
+        task.__bases__ = (*bases, last)
 
 
 class PublishedOnCommit:

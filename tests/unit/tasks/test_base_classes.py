@@ -23,6 +23,16 @@ def id_of(task: Task) -> str:
     return f"{task.name}-{task.app.conf.task_default_queue}"
 
 
+class PassesOn(Task):
+    """Publishes each call as it is."""
+
+    abstract = True
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """Publish what the caller has given."""
+        return super().apply_async(args, kwargs, **options)
+
+
 class ChoosesIds(Task):
     """Gives each call of a task the same id."""
 
@@ -110,20 +120,23 @@ class PublishesLater(Task):
         return found
 
 
-def composed_by_hand(base: type[Task]) -> type[Task]:
+def composed_by_hand(base: type[Task], ours: type[Task] = SingletonTask) -> type[Task]:
     """Return what a project writes that composes its base classes itself."""
-    return type("Composed", (SingletonTask, base), {"abstract": True})
+    return type("Composed", (ours, base), {"abstract": True})
 
 
-@pytest.fixture(params=["by us", "by hand"])
+@pytest.fixture(params=["by us", "by hand", "behind another"])
 def unique(
     request: pytest.FixtureRequest, worker: Worker
 ) -> Callable[[type[Task]], Any]:
     """Give a function that makes a task on a base class, unique while it waits."""
 
     def make(base: type[Task], **options: Any) -> Any:
-        used = base if request.param == "by us" else composed_by_hand(base)
-        return worker.unique_job(base=used, **options)
+        if request.param == "by hand":
+            base = composed_by_hand(base)
+        elif request.param == "behind another":
+            base = composed_by_hand(base, composed_by_hand(PassesOn))
+        return worker.unique_job(base=base, **options)
 
     return make
 
