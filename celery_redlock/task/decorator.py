@@ -20,7 +20,6 @@ from celery.local import Proxy
 
 from celery_redlock.options.lock_options import LockOptions, options_in
 from celery_redlock.task.singleton_task import (
-    PublishedOnCommit,
     SingletonTask,
     rule_of_body,
     without_lost,
@@ -137,15 +136,7 @@ def _composed(base: type[Task]) -> type[Task]:
     if issubclass(base, SingletonTask):
         return base
     about = {"abstract": True, "__module__": base.__module__, "__doc__": base.__doc__}
-    on_commit = (PublishedOnCommit,) if _publishes_on_commit(base) else ()
-    return type(base.__name__, (*on_commit, SingletonTask, base), about)
-
-
-def _publishes_on_commit(base: type[Task]) -> bool:
-    """Tell whether this is the base class of Celery for Django."""
-    names = ("delay_on_commit", "apply_async_on_commit")
-    wheres = {getattr(getattr(base, name, None), "__module__", "") for name in names}
-    return wheres == {"celery.contrib.django.task"}
+    return type(base.__name__, (SingletonTask, base), about)
 
 
 def _share(

@@ -161,6 +161,8 @@ class SingletonTask(_Base[P, R]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _stand_next_to_celery(cls)
+        if _publishes_on_commit(cls):
+            cls.__bases__ = (PublishedOnCommit, *cls.__bases__)
         if "lock_options" in vars(cls):
             raise ConfigurationError(
                 f"{cls.name or cls.__qualname__}: lock_options is what a task has made "
@@ -605,6 +607,13 @@ class PublishedOnCommit:
         """Publish when the database transaction is committed."""
         base: Any = super()
         base.apply_async_on_commit(*args, **{**options, _AFTER_COMMIT: True})
+
+
+def _publishes_on_commit(task: type[Task]) -> bool:
+    """Tell whether a class has the methods of Celery's base class for Django."""
+    names = ("delay_on_commit", "apply_async_on_commit")
+    wheres = {getattr(getattr(task, name, None), "__module__", "") for name in names}
+    return wheres == {"celery.contrib.django.task"}
 
 
 def _with_duplicate(throws: Any) -> tuple[type[BaseException], ...]:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery.backends.base import BaseBackend
+from celery.contrib.django.task import DjangoTask
 from django.db import connection, transaction
 
-from celery_redlock import DuplicateTask
+from celery_redlock import DuplicateTask, SingletonTask
 from celery_redlock.line.claims import Claims
 from celery_redlock.testing import FakeNodes, SignalRecorder
 from tests.contrib.storages import default_database, use_django
@@ -176,9 +177,18 @@ def test_delay_on_commit_does_nothing_after_a_rollback(worker: Worker) -> None:
     assert len(worker.messages()) == 0
 
 
-def test_duplicate_on_commit_does_not_stop_other_callbacks(worker: Worker) -> None:
+class ByHand(SingletonTask, DjangoTask):
+    """A base class of a project that composes its base classes itself."""
+
+    abstract = True
+
+
+@pytest.mark.parametrize("base", [None, ByHand], ids=["by us", "by hand"])
+def test_duplicate_on_commit_does_not_stop_other_callbacks(
+    worker: Worker, base: Any
+) -> None:
     """A duplicate raises no error there: Django would skip the later callbacks."""
-    ship = shipping(worker, on_conflict="raise")
+    ship = shipping(worker, base=base, on_conflict="raise")
     ship.delay(1)
     with SignalRecorder("publish_deduplicated") as events, transaction.atomic():
         ship.delay_on_commit(1)
