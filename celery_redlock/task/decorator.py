@@ -147,11 +147,10 @@ def _share(
     ``shared_task`` itself takes one base class for all apps. Apps in Django have a
     ``Task`` of their own: without it ``delay_on_commit`` would be missing.
     """
+    options = {**options, "shared": False, "lazy": False}
 
     def register(app: Any) -> Any:
-        composed = _composed(base or app.Task)
-        task = app.task(base=composed, shared=False, lazy=False, **options)
-        return task(function)
+        return app.task(base=_composed(base or app.Task), **options)(function)
 
     connect_on_app_finalize(register)
     for app in _get_active_apps():

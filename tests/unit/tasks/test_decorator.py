@@ -136,6 +136,20 @@ def test_without_an_app_each_app_has_the_task_on_its_own_base() -> None:
     assert not hasattr(after.tasks["shared-job"], "delay_on_commit")
 
 
+@pytest.mark.parametrize("option", ["shared", "lazy"])
+def test_option_about_apps_has_no_effect_without_an_app(option: str) -> None:
+    """It is one of Celery's own decorator, which takes it, too."""
+    options: dict[str, Any] = {"name": f"says-{option}", option: True}
+
+    @singleton_task(**options)
+    def job() -> str:
+        return "ran"
+
+    app = Celery("later", set_as_current=False)
+
+    assert app.tasks[f"says-{option}"]() == "ran"
+
+
 def test_second_application_is_refused(app: Celery) -> None:
     """The decorator accepts a function, not a task."""
     job = job_of(app)
