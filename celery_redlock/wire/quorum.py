@@ -112,7 +112,8 @@ class Ballot:
         votes: The vote of each node; None while it is outstanding.
         quorum: How many nodes are a majority.
         pending: How many votes are outstanding.
-        answered: How many nodes gave a vote that counts: granted, taken or free.
+        answered: How many nodes told of the lock: granted, taken or free. A verdict
+            counts the first two.
         granted: How many nodes granted.
         taken: How many nodes name another holder, of any token.
         other_views: How many nodes have another view, or wait to be confirmed.
