@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -105,6 +106,51 @@ over = True
 thread.join()
 """
     assert run(program, first=WITHOUT_HOOK) == ["[0, 0, 0]"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_child_of_a_fork_in_c_shares_no_socket(run: Run) -> None:
+    """No hook of Python runs, neither ours nor CPython's own.
+
+    No other thread runs at that moment: CPython itself hangs in the child if one has
+    a lock of it, or waits for that of the interpreter.
+    """
+    program = """
+import _thread, ctypes
+
+def sockets():
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        if int(number) > 2:              # those may be sockets, too
+            try:
+                found.add(os.readlink(f"/proc/self/fd/{number}"))
+            except OSError:
+                pass
+    return {name for name in found if name.startswith("socket:")}
+
+lease = redlock.acquire(key, ttl=30)
+until(lambda: redlock.check().problems == [])      # all are connected
+until(lambda: _thread._count() == 0)
+before = sockets()
+pid = ctypes.PyDLL(None).fork()          # this thread keeps the interpreter's lock
+if not pid:
+    code = 1
+    try:
+        assert not lease.is_valid() and redlock.release(lease) == 0
+        assert refused(key)
+        with lock(redlock, f"{key}:child") as its:
+            assert redlock.inspect(its.key).holder.token == its.token
+        code = len(sockets() & before)
+    finally:
+        os._exit(code)
+with lock(redlock, f"{key}:parent") as its:
+    assert redlock.inspect(its.key).holder.token == its.token
+status = os.waitpid(pid, 0)[1]
+lease.ensure(network=True)
+redlock.release(lease)
+print(status, len(before) >= 3)
+"""
+    assert run(program) == ["0 True"]
 
 
 def test_lock_of_a_dead_parent_ends_with_its_ttl(run: Run) -> None:
