@@ -30,10 +30,12 @@ the same lock from the other table.
 
 What this rests on is asked with each transaction (the run id, whether the server is a
 standby, its process behind a pooler), set for the session (``synchronous_commit``, the
-encoding), or refused by the server when it has changed (privileges, read-only). Only
-``fsync`` is neither: the doctor asks for it each time that it runs. A commit whose wait
-for a synchronous standby was cancelled is reported as done, with a warning; it does not
-count as done here.
+encoding), or refused by the server when it has changed (privileges, read-only). Two
+facts are none of these. The doctor asks for ``fsync`` each time that it runs. A server
+that gets our table by logical replication gives no vote to a client that connects.
+
+A commit whose wait for a synchronous standby was cancelled is reported as done, with a
+warning; it does not count as done here.
 
 A lock is released by a DELETE, and changes its holder by a DELETE and an INSERT, while
 a renewal is an UPDATE. So a transaction that reads the row of its lock FOR KEY SHARE
@@ -128,7 +130,13 @@ _FACTS = (
     # Users without pg_read_all_stats see standbys, and not of what kind.
     "(SELECT CASE WHEN count(*) > count(sync_state) THEN 'unknown' "
     "ELSE (count(*) FILTER (WHERE sync_state = 'async'))::text END "
-    "FROM pg_stat_replication), pg_backend_pid()"
+    "FROM pg_stat_replication), pg_backend_pid(), "
+    # Subscriptions that write our table. Users may not read all that is known of them.
+    "(SELECT string_agg(subname::text, ', ' ORDER BY subname) FROM pg_subscription "
+    "WHERE subenabled AND subdbid = "
+    "(SELECT oid FROM pg_database WHERE datname = current_database()) "
+    "AND subname IN (SELECT subname FROM pg_stat_subscription "
+    "JOIN pg_subscription_rel ON srsubid = subid WHERE srrelid = to_regclass(%s)))"
 )
 # Who keeps the oldest dead rows from being deleted, and for how many transactions.
 # Users without pg_read_all_stats see their own sessions.
@@ -175,6 +183,11 @@ _ALONE = (
 _TRANSACTION_MODE = (
     "goes through a pooler in transaction mode; use session mode, or the address of "
     "the server itself"
+)
+_WRITTEN = (
+    f"gets the table {TABLE} by the subscription {{0}}: to release a lock on the other "
+    "server would delete that of another call here; when no client uses the other "
+    "server any more, ALTER SUBSCRIPTION {0} DISABLE, or drop it"
 )
 _ELSEWHERE = (
     "The connection leads to another database than redlock_nodes, so "
@@ -252,7 +265,7 @@ class PostgreSQL:
         """Learn what the server is; refuse one that cannot be a store."""
         cursor = self._cursor
         cursor.execute(_SESSION)
-        found = _row(cursor, _FACTS, TABLE)
+        found = _row(cursor, _FACTS, TABLE, TABLE)
         version, in_recovery, has_table, identifier, is_read_only, *rest = found
         self._identifier = identifier.encode()
         if not has_table:
@@ -262,7 +275,7 @@ class PostgreSQL:
                 f"celery_redlock.contrib.django. {DROPPED}"
             )
         _refuse_other_tables(cursor, url, most=1)
-        fsync, commits, is_encrypted, standbys, self._process = rest
+        fsync, commits, is_encrypted, standbys, self._process, writers = rest
         cursor.execute(_PRIVILEGES, (TABLE, list(_NEEDED)))
         lacking = [privilege for (privilege,) in cursor.fetchall()]
         denied = f"denies our user {', '.join(lacking)} on the table {TABLE}"
@@ -292,6 +305,8 @@ class PostgreSQL:
                 "is read-only; use a user and a database without "
                 "default_transaction_read_only"
             )
+        elif writers:
+            self.info["unfit"] = _WRITTEN.format(writers)
 
     # -- a transaction ---------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL that tests may crash, and a standby that follows it."""
+"""A PostgreSQL that tests may crash, and others that take its place."""
 
 from __future__ import annotations
 
@@ -45,7 +45,42 @@ class Primary(PostgreSQL):
         )
 
 
-class Standby(Primary):
+class Publisher(Primary):
+    """A server whose tables others may copy and follow (logical replication)."""
+
+    def __init__(self, programs: Path) -> None:
+        super().__init__(programs)
+        self._settings["wal_level"] = "logical"
+
+
+class Successor(Primary):
+    """A server of its own, on a port that stays."""
+
+    def _use_port(self, port: int) -> None:
+        self.port = port
+        server, data = str(self._programs / "postgres"), str(self._folder / "data")
+        settings = {**self._settings, "port": str(port)}
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        self.command = [server, "-D", data, *options]
+
+
+class Upgraded(Successor):
+    """A new server with all that an old one had, which has ended (``pg_upgrade``)."""
+
+    def __init__(self, old: Primary) -> None:
+        super().__init__(old._programs)  # noqa: SLF001  (of this family)
+        self._make_folder()
+        data = str(self._folder / "data")
+        self._make_data(data)
+        programs = str(self._programs)
+        self.run(
+            *("pg_upgrade", "-U", "redlock", "-b", programs, "-B", programs),
+            *("-d", str(old._folder / "data"), "-D", data),  # noqa: SLF001
+        )
+        self._use_port(free_port())
+
+
+class Standby(Successor):
     """A standby that follows a primary, without making it wait."""
 
     def __init__(self, primary: Primary) -> None:
@@ -57,13 +92,6 @@ class Standby(Primary):
         self.run("pg_basebackup", *address, "-D", data, "-R", "--checkpoint=fast")
         self._use_port(free_port())
         self.ready_text = "ready to accept read-only connections"
-
-    def _use_port(self, port: int) -> None:
-        self.port = port
-        server, data = str(self._programs / "postgres"), str(self._folder / "data")
-        settings = {**self._settings, "port": str(port)}
-        options = [f"--{name}={value}" for name, value in settings.items()]
-        self.command = [server, "-D", data, *options]
 
     def promote(self) -> None:
         """Make it the primary, and return when it accepts changes."""

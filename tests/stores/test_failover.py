@@ -19,7 +19,7 @@ from celery_redlock.wire.quorum import VoteKind
 from tests.harness.standby import hold_commits
 from tests.harness.store_nodes import postgresql
 from tests.harness.waiting import until
-from tests.stores.cluster import Primary, Standby
+from tests.stores.cluster import Primary, Publisher, Standby, Upgraded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,10 +35,24 @@ def primary() -> Iterator[Primary]:
         yield server
 
 
-def service(server: Primary, **options: Any) -> Redlock:
+def service(server: Primary, *, user: str = "redlock", **options: Any) -> Redlock:
     """Return a service on this server, under the one name that clients agree on."""
-    node = {"url": server.store_url, "name": "database"}
+    url = server.store_url.replace("redlock@", f"{user}@")
+    node = {"url": url, "name": "database"}
     return Redlock([node], **{"node_timeout": 5.0, **options})
+
+
+def votes_after_quarantine(redlock: Redlock) -> bool:
+    """Wait until the server votes; tell whether it has waited for that."""
+    kinds = set()
+
+    def votes() -> bool:
+        vote = redlock.check().ballot.votes[0]
+        kinds.add(vote.kind if vote else None)
+        return vote is not None and vote.kind is VoteKind.GRANTED
+
+    until(votes)
+    return VoteKind.QUARANTINED in kinds
 
 
 def test_lock_outlives_a_crash_of_the_server(primary: Primary, key: str) -> None:
@@ -148,18 +162,62 @@ def test_promoted_standby_waits_until_all_locks_have_ended(
             standby.promote()
 
             with closing(service(standby, **SHORT)) as after:
-                kinds = set()
-
-                def votes() -> bool:
-                    vote = after.check().ballot.votes[0]
-                    kinds.add(vote.kind if vote else None)
-                    return vote is not None and vote.kind is VoteKind.GRANTED
-
-                until(votes)
-                assert VoteKind.QUARANTINED in kinds
+                assert votes_after_quarantine(after)
                 assert after.acquire(key).fence > lease.fence
         finally:
             standby.stop()
+
+
+@pytest.mark.long
+def test_upgraded_server_waits_until_all_locks_have_ended(
+    primary: Primary, key: str
+) -> None:
+    """``pg_upgrade`` copies the table with all oids, to a server of another name."""
+    with closing(service(primary, **SHORT)) as redlock:
+        redlock.initialize()
+        lease = redlock.acquire(key)
+    primary.end()
+    upgraded = Upgraded(primary)
+    try:
+        upgraded.start()
+        with closing(service(upgraded, **SHORT)) as after:
+            assert votes_after_quarantine(after)
+            assert after.acquire(key).fence > lease.fence
+    finally:
+        upgraded.stop()
+
+
+def test_server_that_gets_our_table_from_another_one_has_no_vote(key: str) -> None:
+    """The release of a lock there would delete the lock of another call here."""
+    with postgresql(Publisher) as old, postgresql(Primary) as new:
+        for server in (old, new):
+            Store.prepare(server.store_url, 5.0)
+        with (
+            closing(service(old, **SHORT)) as redlock,
+            closing(service(new, **SHORT, user="plain")) as after,
+            psycopg.connect(old.store_url, autocommit=True) as source,
+            psycopg.connect(new.store_url, autocommit=True) as target,
+        ):
+            target.execute("CREATE ROLE plain LOGIN")
+            target.execute(Store.grants.format(user="plain"))
+            redlock.initialize()
+            lease = redlock.acquire(key)
+            source.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+            target.execute(
+                f"CREATE SUBSCRIPTION moving CONNECTION '{old.store_url}' "
+                "PUBLICATION everything"
+            )
+            copied = "SELECT 1 FROM redlock_keys WHERE field = '.identity'"
+            until(lambda: target.execute(copied).fetchone())
+
+            (reason,) = after.check().problems
+
+            assert "gets the table redlock_keys by the subscription moving" in reason
+            target.execute("ALTER SUBSCRIPTION moving DISABLE")
+            assert votes_after_quarantine(after)
+            assert after.acquire(key).fence > lease.fence
+            target.execute("ALTER SUBSCRIPTION moving SET (slot_name = NONE)")
+            target.execute("DROP SUBSCRIPTION moving")
 
 
 @pytest.mark.long
@@ -232,9 +290,7 @@ def test_doctor_tells_of_standbys(primary: Primary) -> None:
             streams = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
             until(lambda: connection.execute(streams).fetchone())
             for user, fact in (("redlock", asynchronous), ("plain", unknown)):
-                url = primary.store_url.replace("redlock@", f"{user}@")
-                node = {"url": url, "name": "database"}
-                with closing(Redlock([node], node_timeout=5.0)) as redlock:
+                with closing(service(primary, user=user)) as redlock:
                     found = {one.code: one.fact for one in diagnose(redlock)}
                 assert fact in found["async-standbys"]
         finally:
