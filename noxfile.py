@@ -137,7 +137,7 @@ def versions(session: nox.Session, celery: str, redis: str, hiredis: bool) -> No
 @nox.parametrize("python, django, celery", _rows(("django", "celery"), DJANGOS))
 def django(session: nox.Session, django: str, celery: str) -> None:
     """Run the tests of contrib.django with this Django and Celery."""
-    drivers = "sqlalchemy[asyncio]", "psycopg[binary]"
+    drivers = "sqlalchemy[asyncio]", "psycopg[binary,pool]"
     _install(session, f"celery{celery}", f"django{django}", *drivers)
     session.run(
         "python",

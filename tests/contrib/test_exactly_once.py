@@ -686,6 +686,44 @@ def test_connection_that_dies_in_the_body_rolls_back(
     assert ledger.count(name) == 1
 
 
+def test_dead_connections_of_a_pool_are_replaced(
+    worker: Worker, postgres: str, name: str
+) -> None:
+    """After a restart of the server, none of those that the pool has is alive."""
+    pytest.importorskip("psycopg_pool")
+    ledger = DjangoLedger(postgres)
+    pool = {"min_size": 3, "max_size": 3}
+    options = {"pool": pool, "application_name": name}
+
+    @worker.task(exactly_once_in="pooled")
+    def add() -> str:
+        with connections["pooled"].cursor() as cursor:
+            cursor.execute("INSERT INTO shop_customer (name) VALUES (%s)", [name])
+        return name
+
+    with other_database("pooled", postgres, OPTIONS=options):
+        try:
+            with connections["pooled"].cursor() as cursor:
+                cursor.execute("SELECT 1")
+            connections["pooled"].close()  # now the pool has it
+            connections["pooled"].pool.wait()
+            with psycopg.connect(postgres.replace("+psycopg", "")) as server:
+                ended = server.execute(
+                    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                    "WHERE application_name = %s",
+                    (name,),
+                ).fetchall()
+
+            run = worker.run(add)
+        finally:
+            connections["pooled"].close()
+            connections["pooled"].close_pool()
+
+    assert ended == [(True,)] * 3
+    assert (run.stored, run.result) == (states.SUCCESS, name)
+    assert ledger.count(name) == 1
+
+
 @pytest.mark.parametrize("retries", [True, False])
 def test_error_of_the_body_is_told_where_the_rollback_fails(
     worker: Worker, ledger: Ledger, name: str, retries: bool

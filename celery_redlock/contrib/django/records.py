@@ -135,6 +135,8 @@ class DjangoRecords:
                 if is_last:
                     raise
                 connection.close()
+                if pool := getattr(connection, "pool", None):
+                    pool.check()  # its other connections may be as dead
         raise AssertionError  # the loop ends in a return or an error
 
     def _find(self, record_id: str) -> CallRecord | None:
