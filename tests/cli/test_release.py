@@ -160,8 +160,22 @@ def test_release_without_a_yes_does_nothing(
 
     assert run.code == 1
     assert "Nothing was done." in run.err
+    assert ("There is no terminal" in run.err) == (not typed)
     assert len(locks(project.nodes, "k")) == 3
     assert claimed(project) == {"invoice:1"}
+
+
+def test_release_that_is_interrupted_at_the_question_does_nothing(
+    project: Project,
+) -> None:
+    """Ctrl-C is typed at a terminal: none is missing, and no option is advised."""
+    project.hold("k")
+
+    shown = project.on_a_terminal("release", "k", until="Release this lock?")
+
+    assert "Nothing was done." in shown
+    assert "There is no terminal" not in shown
+    assert len(locks(project.nodes, "k")) == 3
 
 
 def test_release_dry_run_shows_and_does_nothing(project: Project) -> None:

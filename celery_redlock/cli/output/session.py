@@ -119,8 +119,10 @@ class Session:
         try:
             if yes or click.confirm(inked(question, colors=False), err=True):
                 return
-        except click.Abort:  # stdin is closed
-            click.echo("\nThere is no terminal to answer at: add --yes.", err=True)
+        except click.Abort:  # Ctrl-C, or the end of stdin
+            click.echo(err=True)
+            if not (sys.stdin and sys.stdin.isatty()):
+                click.echo("There is no terminal to answer at: add --yes.", err=True)
         click.echo(otherwise, err=True)
         raise click.exceptions.Exit(WARNING)
 
