@@ -48,6 +48,10 @@ _NO_LOCK = (
     "{key} is a permit for a start, and its run may have ended. --kill is for the lock "
     "that a run holds. Nothing was released."
 )
+_NO_PROCESS = (
+    "{key} has a value of another program, which --kill cannot end. Nothing was "
+    "released."
+)
 _WIDTH = 80
 _MOODS = {"success": "", "warning": "warning", "error": "bad"}
 
@@ -137,6 +141,8 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
         raise Failure(f"Nothing was released. {found.settings}", ERROR)
     if kill and asked.is_kept:
         raise Failure(_NO_LOCK.format(key=key), USAGE)
+    if kill and len(asked.holders) < len(asked.values):
+        raise Failure(_NO_PROCESS.format(key=key), USAGE)
     session.say(*_explanation(asked, kill=kill))
     if dry_run:
         session.tell([_NOTHING_DONE], lambda: document)
@@ -165,10 +171,14 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
 
 def _kill(session: Session, holders: list[Holder]) -> list[str]:
     """Kill the processes of these holders; return what was done, a line for each."""
+    done: list[str] = []
     try:
-        done = [kill_holder(session.app, holder) for holder in holders]
+        for holder in holders:
+            end = kill_holder(session.app, holder)
+            done.append(end)
     except HolderLives as error:
-        raise Failure(f"{error} Nothing was released.") from error
+        said = " ".join([*done, str(error), "Nothing was released."])
+        raise Failure(said) from error
     session.say(*done)
     return done
 

@@ -11,8 +11,10 @@ import pytest
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit
-from tests.cli.project import FOREIGN, HOUR, Typing, claim
-from tests.nodes.support import locks
+from tests.cli.app import new_app
+from tests.cli.project import FOREIGN, HOUR, Typing, claim, run_here
+from tests.nodes.support import PATIENT, locks
+from tests.unit.test_kill_holder import REPLIES, Control
 
 if TYPE_CHECKING:
     from tests.cli.project import Project
@@ -135,6 +137,37 @@ def test_release_with_kill_refuses_a_permit_for_a_start(project: Project) -> Non
     assert run.code == 2
     assert "--kill is for the lock that a run holds." in run.err
     assert len(locks(project.nodes, "mail@@1")) == 3
+
+
+def test_release_with_kill_refuses_a_lock_of_another_program(project: Project) -> None:
+    """Its value names no process that could be killed."""
+    for node in project.nodes:
+        node.command("SET", KEY, "by hand")
+
+    run = project.redlock("release", "k", "--kill", "--yes")
+
+    assert run.code == 2
+    assert "is killed" not in run.out
+    assert "which --kill cannot end. Nothing was released." in run.err
+    assert len(locks(project.nodes, "k")) == 3
+    assert released(project) == []
+
+
+def test_release_with_kill_names_those_that_were_killed_before_one_was_not(
+    project: Project,
+) -> None:
+    """Two holders are in the values of a contended lock."""
+    project.hold("k", task_id="an-id")
+    project.nodes[2].command("SET", KEY, f"{'f' * 32}.{'0' * 16}\n7\n\n\nhost\n99")
+    app = new_app({"redlock_nodes": project.urls, "redlock_node_timeout": PATIENT})
+    ended: dict[str, Any] = {"w@worker-1": []}
+    app.control = Control(replies={"active": [REPLIES["active"], ended]})
+
+    run = run_here(app, "release", "k", "--kill", "--yes")
+
+    assert run.code == 1
+    assert "was killed with SIGTERM by worker w@worker-1. No worker can kill" in run.err
+    assert run.err.endswith("Nothing was released.\n")
 
 
 def test_release_lists_a_claim_of_several_keys(project: Project) -> None:
