@@ -161,7 +161,8 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
         label: nodes.results.get(label, nodes.unseen.get(label))
         for label in redlock.labels
     }
-    document["held"] = None if done.may_be_held else False
+    is_gone = (kill or done.number) and not done.may_be_held
+    document["held"] = False if is_gone else None
     lines = [painted(text, _MOODS[level]) for level, text in done.messages]
     session.tell(lines, lambda: document)
     if done.may_be_held:

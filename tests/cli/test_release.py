@@ -372,6 +372,19 @@ def test_release_that_found_nothing_is_no_release(project: Project) -> None:
     assert released(project) == []
 
 
+def test_release_that_found_nothing_does_not_say_that_the_lock_is_free(
+    project: Project,
+) -> None:
+    """Another client may have it, and be the reason."""
+    project.hold("k")
+
+    answer = Typing(lambda: project.steal("k", 0, 1, 2), "y\n")
+    run = project.redlock("release", "k", "--json", typed=answer)
+
+    assert run.code == 1
+    assert run.document["held"] is None
+
+
 def test_release_of_a_lock_without_a_task_cannot_kill(project: Project) -> None:
     """There is no worker to ask, so nothing is released."""
     project.hold("k", task="", task_id="")
