@@ -198,7 +198,7 @@ def _explanation(asked: Question, *, kill: bool) -> list[str]:
             "Its task does not run again: Celery revokes it. If the process cannot be "
             "killed, nothing is released."
         )
-    elif not asked.is_kept:
+    elif asked.holders and not asked.is_kept:
         why += " --kill ends the holder first."
     lines = [*asked.holder_lines(), *asked.facts, *doubt_lines(asked.found.doubts)]
     return [*lines, "", painted(fact, "warning"), *textwrap.wrap(why, _WIDTH), ""]

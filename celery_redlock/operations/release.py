@@ -66,6 +66,9 @@ _LIVE_HOLDER = (
     "Then it has lost its lock, and its on_lock_lost decides whether it stops. Its log "
     "names you and the reason."
 )
+_NO_HOLDER = (
+    "Another program has written this value, and does not learn of the release."
+)
 _GONE = "{key} expired or has another holder: nothing was released."
 _MOST_NAMED = 10  # permits
 _START = (
@@ -145,9 +148,11 @@ class Question:
         """The risk of a release in one sentence, and what follows from it."""
         if self.is_kept:
             return "Another run can start after the release.", _START
-        more = "one more than the limit" if self.is_permit else "two"
+        has_limit = any(holder.permit(self.key) for holder in self.holders)
+        more = "one more than the limit" if has_limit else "two"
         fact = f"If the holder is alive, {more} may run at the same time"
-        return f"{fact} after the release.", _LIVE_HOLDER
+        why = _LIVE_HOLDER if self.holders else _NO_HOLDER
+        return f"{fact} after the release.", why
 
     def holder_lines(self, at: Callable[[float], str] = instant) -> list[str]:
         """Return a line for each value: the holder, its permit, and all its keys.

@@ -292,6 +292,8 @@ def test_release_says_that_a_value_is_not_ours(project: Project) -> None:
     run = project.redlock("release", "k", "--yes")
 
     assert "k has a value of another program, on 3 of 3 nodes." in run.out
+    assert "Another program has written this value, and does not learn" in run.out
+    assert "on_lock_lost" not in run.out
     assert not locks(project.nodes, "k")
 
 
