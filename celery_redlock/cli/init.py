@@ -50,8 +50,9 @@ def init(session: Session, *, yes: bool) -> None:
         otherwise="No wait was ended: nodes vote by themselves when theirs is over.",
     )
     redlock.initialize()
+    nodes = len(redlock.labels)
     session.tell(
-        [f"All nodes vote now: {len(redlock.labels)}."],
+        ["The node votes now." if nodes == 1 else f"All nodes vote now: {nodes}."],
         lambda: {
             "nodes": list(redlock.labels),
             "config": str(redlock.guard.configuration),

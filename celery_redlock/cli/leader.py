@@ -11,7 +11,7 @@ from celery_redlock.beat import election_key
 from celery_redlock.cli.output.format import doubt_lines, finite, holder_document
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
 from celery_redlock.operations.inspect import status_of
-from celery_redlock.operations.words import expiry, since
+from celery_redlock.operations.words import expiry, few_can_tell, since
 from celery_redlock.records.standbys import Leadership, leadership_of
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def _lines(found: Leadership, status: LockStatus) -> Iterator[str]:
         yield f"  since    {since(found.leader)}"
         yield f"  term     {found.leader.fence}"
         yield f"  nodes    {on_nodes(votes, nodes)}"
-        yield f"  expires  {expiry(status.ttl_left)}"
+        yield f"  expires  {expiry(found.lock.ttl_left)}"
     elif status.is_held is None:
-        yield f"Too few nodes answered to tell which beat leads {key}."
+        yield f"It cannot be told which beat leads {key}: {few_can_tell(nodes)}."
     else:
         yield f"{key} has no leader: no beat sends scheduled tasks."
     for standby in found.standbys:

@@ -16,6 +16,8 @@ from celery_redlock.operations.words import plural
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from celery_redlock.locks.redlock import Redlock
+
 
 @click.command(cls=Command, short_help="List keys that never expire.")
 @click.pass_obj
@@ -30,15 +32,17 @@ def leaked(session: Session) -> int:
     nodes = keys_without_ttl(redlock)
     found = {node: keys for node, keys in nodes.results.items() if keys}
     answered = len(nodes.results)
-    lines = _lines(found, redlock.keys.lock(""))
-    if not found:
-        lines = [
-            f"Every key on {plural(answered, 'node')} that should expire has a ttl."
-        ]
-        if answered < redlock.quorum:
-            few = f"{answered} of {plural(len(redlock.labels), 'node')} answered"
-            fact = f"It cannot be told whether there are keys without a ttl: {few}."
-            lines = [painted(fact, "bad")]
+    if found:
+        lines = _lines(found, redlock)
+    elif answered >= redlock.quorum:
+        some = plural(answered, "node")
+        lines = [f"Every key on {some} that should expire has a ttl."]
+    else:
+        total = len(redlock.labels)
+        few = f"{answered} of {total} nodes answered"
+        few = "the node did not answer" if total == 1 else few
+        fact = f"It cannot be told whether there are keys without a ttl: {few}."
+        lines = [painted(fact, "bad")]
     document = {"nodes": list(redlock.labels), "unseen": nodes.unseen}
     session.tell(
         [*lines, *unseen_lines(nodes.unseen)],
@@ -49,13 +53,16 @@ def leaked(session: Session) -> int:
     return WARNING if found else DONE
 
 
-def _lines(found: Mapping[str, Sequence[str]], lock: str) -> list[str]:
+def _lines(found: Mapping[str, Sequence[str]], redlock: Redlock) -> list[str]:
     rows = [[node, key] for node, keys in found.items() for key in keys]
+    tool, look = "with redis-cli", " (redis-cli TYPE)"
+    if redlock.addresses[0].is_store:
+        tool, look = "by hand", ""
     return [
         *table((Column("NODE"), Column("KEY WITHOUT A TTL", cut="end")), rows),
         "",
-        f"A key that begins with {lock} is a lock. Release it with",
+        f"A key that begins with {redlock.keys.lock('')} is a lock. Release it with",
         f"`{COMMAND} release KEY`, where KEY is the rest of its name.",
-        "Delete other keys with redis-cli, when you know what they are; also a lock",
-        "that is no text (redis-cli TYPE): only another program writes such a key.",
+        f"Delete other keys {tool}, when you know what they are; also a lock",
+        f"that is no text{look}: only another program writes such a key.",
     ]

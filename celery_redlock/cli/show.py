@@ -38,6 +38,7 @@ from celery_redlock.operations.words import (
     UNREADABLE,
     duration,
     expiry,
+    few_can_tell,
     permit_text,
     since,
 )
@@ -94,13 +95,13 @@ def _summary(found: LockStatus, *, has_limit: bool) -> list[str]:
     ballot, holder = seen.ballot, _holder(found)
     if holder is None:
         if found.is_held is None:
-            few = "too few nodes can tell"
+            few = few_can_tell(len(found.nodes))
             fact = f"It cannot be told whether {seen.key} is held: {few}."
             return [painted(fact, "bad")]
         minority = " A minority of the nodes names a holder." if ballot.taken else ""
         what = f"The first permit of {seen.key}" if has_limit else seen.key
         return [f"{what} is not held.{minority}"]
-    left = found.ttl_left
+    left = seen.ttl_left
     facts = {
         "task": (holder.task or "none: locked outside of a task")
         if holder.is_readable
@@ -200,7 +201,7 @@ def _document(
         "key": seen.key,
         "held": found.is_held,
         "holder": holder and holder_document(holder),
-        "ttl_left": finite(found.ttl_left),
+        "ttl_left": finite(seen.ttl_left),
         "votes": seen.votes,
         "quorum": ballot.quorum,
         "nodes": {

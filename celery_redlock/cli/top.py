@@ -25,7 +25,7 @@ from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import Command, Session, every_option
 from celery_redlock.operations.inspect import NodeState, voting_nodes
 from celery_redlock.operations.scan import Scan, scan
-from celery_redlock.operations.words import age_of, plural, votes_text
+from celery_redlock.operations.words import age_of, plural, unknown_text, votes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +91,7 @@ def _lines(frame: _Frame) -> list[str]:
     vote = votes_text(voting, nodes)
     head = [painted(vote, "good" if voting == nodes else mood)]
     if frame.taken is None or frame.released is None:
-        head.append(painted("Too few nodes can tell which locks are held.", "bad"))
+        head.append(painted(unknown_text(seen), "bad"))
     else:
         head.append(f"{plural(len(seen.held), 'lock')} held")
         if seen.possible:

@@ -43,6 +43,7 @@ from celery_redlock.operations.inspect import (
 from celery_redlock.operations.scan import other_permits
 from celery_redlock.operations.words import (
     duration,
+    few_can_tell,
     instant,
     keys_beside,
     permit_text,
@@ -199,7 +200,7 @@ class Question:
         if not self.values:
             return facts
         if self.found.is_held is None:
-            facts.append("It cannot be told whether the lock is held on a majority.")
+            facts.append("It cannot be told whether the lock is held.")
         elif not self.found.is_held:
             facts.append("A lock on a minority of the nodes is not held.")
         if math.isinf(left):
@@ -256,7 +257,8 @@ def ask_for_page(redlock: Redlock, key: str) -> Question:
     if not asked.values:
         fact = f"No node that answered has a lock for {key}."
         if asked.found.is_held is None:
-            fact += " It cannot be told whether it is held: too few nodes can tell."
+            few = few_can_tell(len(asked.found.nodes))
+            fact += f" It cannot be told whether it is held: {few}."
         raise RedlockError(fact)
     return asked
 
@@ -309,8 +311,11 @@ class Released:
         The levels are those of Django: ``success``, ``warning``, ``error``.
         """
         if self.may_be_held:
-            fact = f"The lock {self.key} may still be held: too few nodes released it."
-            told = [("error", f"{fact} Release it again when they can.")]
+            who, they = "too few nodes released it", "they"
+            if self.quorum == 1:
+                who, they = "the node did not release it", "it"
+            fact = f"The lock {self.key} may still be held: {who}."
+            told = [("error", f"{fact} Release it again when {they} can.")]
         elif self.number:
             told = [("success", f"Released {self.key}{self._where}.")]
         elif self.operator.killed:

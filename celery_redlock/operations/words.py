@@ -74,9 +74,16 @@ def votes_text(votes: int, nodes: int, needed: int = 0) -> str:
     return f"{votes} of {nodes} nodes vote{f', {needed} are needed' * bool(needed)}"
 
 
+def few_can_tell(nodes: int) -> str:
+    """Return the clause that a majority of these nodes cannot tell what is held."""
+    return "the node cannot tell" if nodes == 1 else "too few nodes can tell"
+
+
 def unknown_text(seen: Scan) -> str:
-    """Return the text of a scan without a majority."""
+    """Return the text of a scan without a majority; ``""`` if it has one."""
     nodes = len(seen.nodes)
+    if seen.has_quorum:
+        return ""
     if nodes == 1:
         return "The node cannot tell which locks are held."
     return (

@@ -231,7 +231,7 @@ def test_top_shows_no_numbers_that_it_cannot_know(project: Project, way: str) ->
     assert document["known"] is False
     assert [document[name] for name in ("held", "taken_per_second")] == [None, None]
     assert document["freed_per_second"] is None
-    assert "Too few nodes can tell which locks are held." in shown
+    assert "Too few nodes answered to tell which locks are held: " in shown
     assert "taken/s" not in shown
 
 

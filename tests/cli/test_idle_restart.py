@@ -49,7 +49,7 @@ def app(restarted: Project) -> Iterator[Celery]:
         (("ls",), 0, r"0 locks held"),
         (("show", "k"), 1, r"k is not held"),
         (("explain", "proj.send_invoice", "--args", "[1]"), 0, r"it would run"),
-        (("init",), 0, r"All nodes vote now"),
+        (("init",), 0, r"The node votes now"),
     ],
     ids=lambda it: it[0] if isinstance(it, tuple) else "",
 )

@@ -6,20 +6,23 @@ import logging
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 from celery_redlock.election import Elector
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
+from celery_redlock.operations.release import Operator, release
+from tests.cli.project import FOREIGN, Typing
 from tests.nodes.support import MAX_TTL, SHORT, client, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pytest
-
     from celery_redlock.devnodes import DevNodes
     from tests.cli.project import Project
 
-PLURAL = re.compile(r"\d+ of 1\b(?! start)|\b1 nodes|majority|(other|enough) nodes")
+PLURAL = re.compile(r"\d+ of 1\b(?! start)|\b1 nodes|majority|(other|enough|All) nodes")
+ALONE = re.compile(r"too few|\bnodes\b|majority|of 1\b", re.IGNORECASE)
 
 
 def test_commands_speak_of_the_node(start_project: Callable[..., Project]) -> None:
@@ -53,6 +56,73 @@ def test_commands_speak_of_the_node(start_project: Callable[..., Project]) -> No
     assert "2 locks held, as seen on the node." in texts[1]
     assert "The same call 'invoice:42' runs as proj.send_invoice" in texts[3]
     assert "Released invoice:42, held by proj." in texts[8]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ls",),
+        ("show", "k"),
+        ("explain", "proj.send_invoice", "--args", "[42]"),
+        ("leader",),
+        ("doctor", "--wait", "0"),
+        ("leaked",),
+        ("release", "k", "--yes"),
+        ("release", "--claims", "--yes"),
+    ],
+    ids="-".join,
+)
+def test_command_speaks_of_the_node_that_does_not_answer(
+    start_project: Callable[..., Project], words: tuple[str, ...]
+) -> None:
+    """There are no others, of which too few would answer."""
+    project = start_project(1)
+    project.kill(0)
+
+    run = project.redlock(*words)
+
+    assert run.code == 3
+    assert not ALONE.search(run.out + run.err), run.out + run.err
+
+
+def test_release_of_nothing_is_told_as_one(
+    start_project: Callable[..., Project],
+) -> None:
+    """The log of the page and of the admin has no release that was none."""
+    project = start_project(1)
+
+    done = release(project.service, "k", ["by hand"], Operator("alice", "a test"))
+
+    assert done.fact == " on no node, held by another program."
+
+
+def test_release_that_the_node_did_not_get_speaks_of_it(
+    start_project: Callable[..., Project],
+) -> None:
+    """It has died during the question."""
+    project = start_project(1)
+    project.hold("k")
+
+    answer = Typing(lambda: project.kill(0), "y\n")
+    run = project.redlock("release", "k", typed=answer)
+
+    assert run.code == 3
+    assert "may still be held: the node did not release it." in run.out
+    assert "Release it again when it can." in run.out
+
+
+def test_release_is_logged_without_what_controls_a_terminal(
+    start_project: Callable[..., Project],
+) -> None:
+    """The task of a holder is a text that a node tells."""
+    project = start_project(1)
+    value = FOREIGN.replace("proj.other", "proj\x1b[2J")
+    project.nodes[0].command("SET", "redlock:lock:k", value)
+
+    done = release(project.service, "k", [value], Operator("alice", "a test"))
+
+    assert done.number == 1
+    assert done.fact.isprintable()
 
 
 def test_reconfigure_speaks_of_the_node(

@@ -10,6 +10,8 @@ from celery_redlock.basics.text import width_of
 from celery_redlock.locks.limits import Limit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.cli.project import Project, Running
 
 
@@ -49,6 +51,18 @@ def test_top_shows_that_a_node_died(project: Project) -> None:
         top.interrupt()
 
     assert state == "refused the connection"
+
+
+@pytest.mark.long
+def test_top_speaks_of_the_only_node(start_project: Callable[..., Project]) -> None:
+    """There are no others of which too few could answer."""
+    project = start_project(1)
+    project.kill(0)
+
+    shown = project.on_a_terminal("top", "--every", "0.1", until="refused the")
+
+    assert "The node cannot tell which locks are held." in shown
+    assert "Too few" not in shown
 
 
 @pytest.mark.long
