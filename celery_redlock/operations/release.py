@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.command import COMMAND
-from celery_redlock.basics.text import on_nodes, printable_line
+from celery_redlock.basics.text import on_nodes, printable, printable_line
 from celery_redlock.errors import RedlockError
 from celery_redlock.locks.forced_release import MOST_FIELD, ForcedRelease
 from celery_redlock.operations.inspect import (
@@ -302,7 +302,7 @@ class Released:
         """The release, for a log: reads on after "Released", without a space."""
         reason = self.operator.reason
         why = f" Reason: {reason}" if reason else ""
-        return f"{self._where}.{why}"
+        return printable(f"{self._where}.{why}")  # a node may name any holder
 
     @property
     def messages(self) -> list[tuple[str, str]]:
@@ -331,7 +331,7 @@ class Released:
     def _where(self) -> str:
         nodes = len(self.nodes.results) + len(self.nodes.unseen)
         where = "" if nodes == 1 else f" {on_nodes(self.number, nodes)}"
-        return f"{where}, held by {self.holders}"
+        return f"{where if self.number else ' on no node'}, held by {self.holders}"
 
 
 def release(

@@ -172,9 +172,8 @@ class HeldLockAdmin(_ReadOnly):
             reason = request.POST.get("reason", "")
             operator = Operator(str(request.user), "the Django admin", reason)
             done = release(redlock, key, values, operator)
-            fact = printable(done.fact)
-            log.warning("%s released the lock %r%s", operator.who, key, fact)
-            entry.change_message = f"Released{fact}"
+            log.warning("%s released the lock %r%s", operator.who, key, done.fact)
+            entry.change_message = f"Released{done.fact}"
             entry.save(update_fields=["change_message"])
         for level, text in done.messages:
             messages.add_message(request, getattr(messages, level.upper()), text)
