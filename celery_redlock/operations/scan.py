@@ -114,9 +114,14 @@ class LimitInUse:
     def __str__(self) -> str:
         limit = self.limit
         number = f"{self.in_use} of {limit.most}"
+        may_be_more = any(seen.is_held is None for seen in self.permits)
+        certain = " for certain" if may_be_more else ""
         if not limit.period:
-            return f"{limit.key}: {number} permits in use."
-        text = f"{limit.key}: {number} starts in {limit.period:g} s are taken."
+            return f"{limit.key}: {number} permits in use{certain}."
+        starts = f"{number} starts in {limit.period:g} s"
+        text = f"{limit.key}: {starts} are taken{certain}."
+        if math.isinf(self.free_in):
+            return f"{text} Another one is possible when one is released."
         next_one = f" The next one is possible in {seconds_text(self.free_in)}."
         return text + next_one * self.is_full
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock.locks.limits import Limit
 from tests.cli.project import claim
 from tests.conftest import with_long
 from tests.nodes.support import locks
@@ -213,6 +214,31 @@ def test_lead_without_a_ttl_never_ends(project: Project) -> None:
 
     assert f"{key} is led by" in shown.out
     assert "expires  never: it has no ttl" in shown.out
+
+
+def test_start_without_a_ttl_never_ends(project: Project) -> None:
+    """No other one becomes possible in an infinite time."""
+    project.hold("mail", limits=(Limit("mail", 1), Limit("mail", 1, 60.0)))
+    for node in project.nodes:
+        node.command("PERSIST", "redlock:lock:mail@@1")
+
+    run = project.redlock("show", "mail")
+
+    assert "are taken. Another one is possible when one is released." in run.out
+    assert "inf s" not in run.out
+
+
+def test_permits_that_may_be_held_are_not_counted_as_free(project: Project) -> None:
+    """One node of three names them, and the others cannot tell."""
+    for limits in [(Limit("imports", 3), Limit("imports", 4, 60.0))] * 2:
+        project.hold("imports", limits=limits)
+    project.kill(0, 1)
+
+    run = project.redlock("show", "imports")
+
+    assert run.code == 3
+    assert "imports: 0 of 3 permits in use for certain." in run.out
+    assert "imports: 0 of 4 starts in 60 s are taken for certain." in run.out
 
 
 @pytest.mark.parametrize("way", with_long(REASONS, *[*REASONS][1:]))
