@@ -204,6 +204,31 @@ def test_doctor_knows_the_server(project: Project) -> None:
     assert "PostgreSQL 1" in shown
 
 
+def test_doctor_looks_for_no_file_of_redis_in_a_store(project: Project) -> None:
+    """A PostgreSQL keeps what it has granted, also with the restart guard off."""
+    project.change(redlock_restart_guard=False)
+    project.redlock("init", "--yes")
+
+    found = project.redlock("doctor", "--json").document["findings"]
+
+    assert {one["code"] for one in found} == {"fsync-off", "guard-off"}
+
+
+def test_leaked_of_a_store_names_no_tool_of_redis(
+    project: Project, server: psycopg.Connection
+) -> None:
+    """A lock without a ttl is released, and another key is deleted by hand."""
+    project.redlock("init", "--yes")
+    project.hold("invoice:7")
+    server.execute("UPDATE redlock_keys SET expires_at = NULL")
+
+    run = project.redlock("leaked")
+
+    assert run.code == 1
+    assert "redlock:lock:invoice:7" in run.out
+    assert "redis-cli" not in run.out
+
+
 def test_doctor_names_the_session_that_keeps_dead_rows(
     project: Project, server: psycopg.Connection, fresh: StoreNodes
 ) -> None:
