@@ -83,8 +83,8 @@ def reconfigure(  # noqa: PLR0913  (an argument for each option)
     lines = ["", "Update all clients now: clients with the old settings get no locks."]
     if abort:
         lines = ["", "The nodes have the old settings again."]
-    if removed:
-        lines.append(f"Shut down the nodes that were removed: {', '.join(removed)}.")
+    if still_on := [it for it in removed if it not in gone]:
+        lines.append(f"Shut down the nodes that were removed: {', '.join(still_on)}.")
     present = before if abort else after
     config = str(present.guard.configuration)
     document = {"config": config, "steps": steps, "gone": removed}

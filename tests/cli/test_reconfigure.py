@@ -74,6 +74,25 @@ def test_reconfigure_replaces_a_named_node(
     assert lock([*kept, {"name": "c", "url": fourth}])
 
 
+def test_reconfigure_asks_for_no_end_of_a_node_that_is_gone(
+    start_project: Callable[..., Project],
+) -> None:
+    """The operator has said that it is switched off for good."""
+    project = start_project(4, SETTINGS, initialize=False)
+    old, new = project.urls[:3], [*project.urls[:2], project.urls[3]]
+    with client(old, **SHORT) as redlock:
+        redlock.initialize()
+    gone = project.label(2)
+    project.kill(2)
+
+    words = ("--from", ",".join(old), "--to", ",".join(new), "--gone", gone, "--yes")
+    run = project.redlock("reconfigure", *words)
+
+    assert run.code == 0, run.err
+    assert "Update all clients now" in run.out
+    assert "Shut down" not in run.out
+
+
 def test_reconfigure_changes_max_ttl(start_project: Callable[..., Project]) -> None:
     """The nodes stay, and serve only clients with the new max_ttl."""
     project = start_project(3, SETTINGS, max_ttl=MAX_TTL)
