@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from celery_redlock.locks.limits import Limit
 from celery_redlock.records.forced_releases import forced_releases
+from celery_redlock.web import site
 from tests.conftest import missing
 from tests.example.support import Browser, browser_lacks, open_browser
 from tests.web.conftest import TOKEN
@@ -182,6 +184,33 @@ def test_page_of_a_server_that_has_ended_says_that_it_is_old(
     assert keys(browser) == ["k"]
 
     is_gone = False
+    browser.wait(lambda: browser.text("#stale") == "", "it is new")
+
+
+def test_page_of_a_server_that_hangs_says_that_it_is_old(
+    office: Office, show: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes connections and does not answer: nothing says that it has ended."""
+    monkeypatch.setattr(site, "EVERY", 0.1)  # seconds
+    office.hold("k")
+    hangs, answers = threading.Event(), threading.Event()
+
+    def page(environ: Any, start_response: Any) -> Any:
+        if hangs.is_set():
+            answers.wait(60)
+        return office.page(environ, start_response)
+
+    browser = show(page)
+    browser.wait(lambda: keys(browser) == ["k"], "the lock is shown")
+    hangs.set()
+
+    try:
+        stale = "does not answer now"
+        browser.wait(lambda: stale in browser.text("#stale"), "it is old")
+        assert keys(browser) == ["k"]
+    finally:
+        hangs.clear()
+        answers.set()
     browser.wait(lambda: browser.text("#stale") == "", "it is new")
 
 

@@ -2,6 +2,7 @@
 // Elements stay the same, so that the keyboard focus and a selection stay, too.
 
 const every = 1000 * Number(document.querySelector("main").dataset.every);
+const patience = 15 * every; // a server that hangs must not look like one that answers
 const stale = document.getElementById("stale");
 const pause = document.getElementById("pause");
 let isPaused = false;
@@ -9,7 +10,8 @@ let seenAt = new Date();
 
 async function refresh() {
   try {
-    const answer = await fetch(location.href, { cache: "no-store" });
+    const signal = AbortSignal.timeout(patience);
+    const answer = await fetch(location.href, { cache: "no-store", signal });
     const text = await answer.text();
     const next = new DOMParser().parseFromString(text, "text/html");
     const parts = [...document.querySelectorAll("[data-live]")];
