@@ -315,8 +315,12 @@ def release_table(releases: Sequence[ForcedRelease], style: PageStyle) -> Html |
 def question(asked: Question, style: PageStyle) -> Html:
     """Return the lock, its holders, and the risk of a release."""
     *facts, end = asked.facts
+    name = tag("strong", asked.key)
+    effect = join("This takes the lock ", name, " from its holder.")
+    if asked.is_kept:
+        effect = join("This releases ", name, ", a permit for a start.")
     return join(
-        tag("p", "This takes the lock ", tag("strong", asked.key), " from its holder."),
+        tag("p", effect),
         tag("ul", *(tag("li", line) for line in asked.holder_lines(style.at))),
         *(tag("p", fact) for fact in facts),
         tag("p", " ".join(asked.risk), class_="errornote"),

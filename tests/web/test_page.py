@@ -738,6 +738,16 @@ def test_release_of_a_permit_leaves_the_others(office: Office) -> None:
     assert {name.rpartition(":")[2] for name in locks(office.nodes)} == {"imports##2"}
 
 
+def test_release_of_a_permit_for_a_start_takes_no_lock(office: Office) -> None:
+    """The page does not say so, either: the run goes on, and keeps its lock."""
+    office.hold("mail", (Limit("mail", 1), Limit("mail", 1, 60.0)))
+
+    asked = office.get("/release?key=mail@@1")
+
+    assert "This releases mail@@1 , a permit for a start." in asked.text
+    assert "from its holder" not in asked.text
+
+
 def test_release_that_missed_a_majority_does_not_say_that_it_is_done(
     office: Office,
 ) -> None:
