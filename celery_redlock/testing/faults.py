@@ -200,7 +200,9 @@ def force_release(what: Any, *args: Any, **kwargs: Any) -> None:
     found = ((name, redlock.inspect(name).holder) for name in names)
     name, holder = next((pair for pair in found if pair[1]), (key, None))
     if holder is None:
-        raise AssertionError(f"{key!r} is not held, so it cannot be released.")
+        raise AssertionError(
+            f"No majority of the nodes names a holder of {key!r}. Nothing was released."
+        )
     whole = holder.whole_key(name)
     record = ForcedRelease(
         whole, str(holder), "tester", tool="force_release", at=redlock.clock.wall()

@@ -80,12 +80,13 @@ class FakeNodes:
     ) -> None:
         self.clock: Clock = FakeClock() if clock is None else clock
         self._new: list[bool] = [isinstance(nodes, int)]  # one list for all clients
+        given = nodes
         if isinstance(nodes, int):
             names = [f"node-{number}:6379/0" for number in range(1, nodes + 1)]
             nodes = [FakeNode(name, self.clock) for name in names]
         if not nodes or not all(isinstance(node, FakeNode) for node in nodes):
             raise ConfigurationError(
-                f"FakeNodes was given {nodes!r}; it takes the number of nodes, or the "
+                f"FakeNodes was given {given!r}; it takes the number of nodes, or the "
                 "nodes of another one."
             )
         self.nodes = nodes

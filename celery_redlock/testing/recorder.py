@@ -135,7 +135,7 @@ def assert_skipped(result: Any, *, timeout: float = 10.0) -> BaseException:
     """
     try:
         result.get(timeout=timeout, propagate=False)
-    except Exception as error:  # Celery's TimeoutError, or one of the result backend
+    except result.TimeoutError as error:
         raise AssertionError(
             f"{result!r} did not end within {timeout:g} s: it is {result.state}. "
             "Does a worker run, and does the task keep its result?"

@@ -126,6 +126,14 @@ def test_call_that_does_not_end_was_not_skipped(app: Celery, task: Any) -> None:
         assert_skipped(result, timeout=0.1)
 
 
+def test_result_that_cannot_be_read_is_an_error_of_celery() -> None:
+    """It says that there is no result backend, and nothing of a time-out."""
+    result = Celery("bare", set_as_current=False).AsyncResult("an-id")
+
+    with pytest.raises(NotImplementedError, match="No result backend"):
+        assert_skipped(result)
+
+
 def test_revoked_call_was_not_skipped(app: Celery) -> None:
     """A revoked call did not meet another holder."""
     app.backend.mark_as_failure("revoked", Ignore("revoked"), state="REVOKED")
@@ -253,6 +261,21 @@ def test_one_permit_is_released_by_force(redlock_fake: FakeNodes, limited: Any) 
         force_release(limited, KEY)
         assert not redlock.inspect(lease.key).holder
         lease.ensure()
+
+
+def test_release_by_force_on_frozen_nodes_tells_no_holder(
+    redlock_fake: FakeNodes, task: Any
+) -> None:
+    """They cannot tell that the lock is free."""
+    redlock = runtime_of(task.app).redlock
+    lease = redlock.acquire(KEY)
+
+    with (
+        freeze(redlock_fake, 0, 1),
+        pytest.raises(AssertionError, match="No majority of the nodes names a holder"),
+    ):
+        force_release(task, KEY)
+    redlock.release(lease)
 
 
 def test_frozen_majority_grants_nothing(redlock_fake: FakeNodes, task: Any) -> None:

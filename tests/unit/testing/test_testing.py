@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +153,8 @@ def test_fake_nodes_have_the_names_of_their_service(nodes: FakeNodes) -> None:
 @pytest.mark.parametrize("wrong", ["x", 0, ["redis://a"], None])
 def test_wrong_nodes_of_a_fake_are_refused(wrong: Any) -> None:
     """A marker of pytest may have anything in the place of their number."""
-    with pytest.raises(ConfigurationError, match="takes the number of nodes"):
+    said = f"FakeNodes was given {wrong!r}; it takes the number of nodes"
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
         FakeNodes(wrong)
 
 
