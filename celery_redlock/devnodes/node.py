@@ -226,7 +226,7 @@ class DevNode(Server):
                 break
         fact = f"did not answer within {self._options.start_timeout:g} s"
         if not self.is_running:
-            fact = "ended as soon as it was started"
+            fact = "ended before it answered"
         self.kill()
         raise RedlockError(
             f"{self!r} {fact} and is not running. Its log ends with:\n"
@@ -278,7 +278,7 @@ class DevNode(Server):
         try:
             return self._connected().execute_command(*words)
         except redis.RedisError as error:
-            raise RedlockError(f"{self!r} refused {words[0]!r}: {error}") from error
+            raise RedlockError(f"{words[0]!r} on {self!r} failed: {error}") from error
 
     def _url(self, username: str | None, password: str | None) -> str:
         return self._options.url(self._folder, self.port, username, password)

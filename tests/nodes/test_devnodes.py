@@ -231,6 +231,18 @@ def test_killed_node_is_gone(node: DevNode) -> None:
     assert not is_alive(pid)
 
 
+def test_command_that_is_not_answered_was_not_refused(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node may carry it out later."""
+    monkeypatch.setattr("celery_redlock.devnodes.node._COMMAND_TIMEOUT", 0.2)
+    node = start_node()
+    node.pause()
+
+    with pytest.raises(RedlockError, match=r"'PING' on <DevNode .*> failed: Timeout"):
+        node.command("PING")
+
+
 @pytest.mark.parametrize("act", ["pause", "resume", "command", "pid"])
 def test_node_that_does_not_run_says_so(node: DevNode, act: str) -> None:
     """A dead node refuses operations that need a running server, with the remedy."""
@@ -344,7 +356,7 @@ def test_server_that_ends_at_once_is_an_error_with_its_log(redis_server: str) ->
     servers = DevNodes(2, binary=redis_server, initialize=False, options=bad)
     servers.nodes[0] = good
 
-    with pytest.raises(RedlockError, match=r"(?s)ended as soon.*'nonsense 1'"):
+    with pytest.raises(RedlockError, match=r"(?s)ended before it.*'nonsense 1'"):
         servers.start()
 
     assert not good.is_running
