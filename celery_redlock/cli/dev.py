@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from typing import TYPE_CHECKING
 
@@ -51,13 +52,12 @@ def dev(
         what = plural(len(servers.nodes), "node")
     with servers as running:
         document = {"redlock_nodes": running.urls, "redlock_max_ttl": max_ttl}
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             session.tell(_lines(what, running.urls, max_ttl), lambda: document)
             while True:
                 SYSTEM_CLOCK.sleep(_LONGEST_SLEEP)
-        except KeyboardInterrupt:
-            whose = "Its" if len(servers.nodes) == 1 else "Their"
-            session.say("", f"Stopped {what}. {whose} data are lost.")
+    whose = "Its" if len(servers.nodes) == 1 else "Their"
+    session.say("", f"Stopped {what}. {whose} data are lost.")
 
 
 def _lines(what: str, urls: Sequence[str], max_ttl: float) -> list[str]:
