@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from celery_redlock.basics.command import COMMAND
@@ -97,25 +96,33 @@ def refused_writes(report: NodeReport, _: Case) -> Iterator[Finding]:
 def state(report: NodeReport, case: Case) -> Iterator[Finding]:
     """Find nodes that answer and do not vote."""
     status = report.status
-    problem = None if report.lacks_commands else _PROBLEMS.get(status.state)
-    if problem:
-        present = present_view(other.status for other in case.reports)
-        ours = present or case.redlock.guard.config
-        difference, remedy = refusal(status.reason, ours)
-        if status.waits_with_all:
-            problem = replace(problem, fact=_WITH_ALL, remedy=_BY_ITSELF)
-        if problem.remedy == _BY_ITSELF and _is_new(case):
-            problem = replace(problem, remedy=f"{_BY_ITSELF} {_OR_INIT}")
-        fact = problem.fact.format(
-            wait=_wait(case, status),
-            reason=status.reason,
-            difference=difference,
-        )
-        if status.state is NodeState.OTHER_CONFIG:
-            problem = replace(problem, remedy=f"{remedy}.{_if_aborted(case, status)}")
-        if _is_removed(case, report):
-            problem = replace(problem, remedy=_REMOVED)
-        yield replace(problem, fact=fact)
+    if report.lacks_commands:
+        return
+    ours = present_view(other.status for other in case.reports)
+    difference, advice = refusal(status.reason, ours or case.redlock.guard.config)
+    wait = f"and does not vote {_wait(case, status)}"
+    by_itself = f"{_BY_ITSELF} {_OR_INIT}" if _is_new(case) else _BY_ITSELF
+    match status.state:
+        case NodeState.QUARANTINED:
+            why = _WITH_ALL if status.waits_with_all else UNSURE
+            yield Finding("quarantine", WARNING, f"{why}, {wait}", by_itself)
+        case NodeState.NEW:
+            until = "until a majority of the nodes has been asked for a lock; then"
+            fact = f"{UNSURE}, and does not vote {until} {_wait(case, status)}"
+            yield Finding("quarantine", WARNING, fact, by_itself)
+        case NodeState.UNSYNCED if status.waits_with_all:
+            yield Finding("unsynced", WARNING, f"{_WITH_ALL}, {wait}", by_itself)
+        case NodeState.UNSYNCED:
+            fact = "does not vote until enough other nodes confirm it"
+            yield Finding("unsynced", WARNING, fact, _CONFIRMED)
+        case NodeState.CLOSED:
+            fact = f"does not vote: the nodes {difference}"
+            remedy = _REMOVED if _is_removed(case, report) else _UNFINISHED
+            yield Finding("closed", ERROR, fact, remedy)
+        case NodeState.OTHER_CONFIG:
+            fact = f"has another view of the deployment: the nodes {difference}"
+            remedy = f"{advice}.{_if_aborted(case, status)}"
+            yield Finding("configuration", ERROR, fact, remedy)
 
 
 def _wait(case: Case, status: NodeStatus) -> str:
@@ -178,8 +185,16 @@ def _if_aborted(case: Case, status: NodeStatus) -> str:
 
 _BY_ITSELF = "It votes again by itself."
 _OR_INIT = f"(For a brand-new deployment, `{COMMAND} init` ends the wait.)"
-_WITH_ALL = (  # also of one that has its memory
-    f"waits with all nodes, as a majority of them {UNSURE}, and does not vote {{wait}}"
+# Also of one that has its memory.
+_WITH_ALL = f"waits with all nodes, as a majority of them {UNSURE}"
+_CONFIRMED = (
+    "They do with one of the next locks, if enough of them vote and have known it for "
+    "one max_ttl. If a member is gone for good, replace it with "
+    f"`{COMMAND} reconfigure`."
+)
+_UNFINISHED = (
+    f"A reconfiguration is not finished: run `{COMMAND} reconfigure` again, with the "
+    "same arguments."
 )
 _REMOVED = (
     "A reconfiguration has removed it, and other nodes vote in the new configuration: "
@@ -204,42 +219,6 @@ _WRITES = {
     "has not finished a write": "A PostgreSQL waits for each synchronous standby that "
     "is away: bring it back, or take it out of synchronous_standby_names. Else its "
     "disk may hang; its log says more.",
-}
-_PROBLEMS = {
-    NodeState.QUARANTINED: Finding(
-        "quarantine",
-        WARNING,
-        f"{UNSURE}, and does not vote {{wait}}",
-        _BY_ITSELF,
-    ),
-    NodeState.NEW: Finding(
-        "quarantine",
-        WARNING,
-        f"{UNSURE}, and does not vote until a majority of the nodes has "
-        "been asked for a lock; then {wait}",
-        _BY_ITSELF,
-    ),
-    NodeState.UNSYNCED: Finding(
-        "unsynced",
-        WARNING,
-        "does not vote until enough other nodes confirm it",
-        "They do with one of the next locks, if enough of them vote and have known it "
-        "for one max_ttl. If a member is gone for good, replace it with "
-        f"`{COMMAND} reconfigure`.",
-    ),
-    NodeState.CLOSED: Finding(
-        "closed",
-        ERROR,
-        "does not vote: the nodes {difference}",
-        f"A reconfiguration is not finished: run `{COMMAND} reconfigure` "
-        "again, with the same arguments.",
-    ),
-    NodeState.OTHER_CONFIG: Finding(
-        "configuration",
-        ERROR,
-        "has another view of the deployment: the nodes {difference}",
-        "",  # as `refusal` says
-    ),
 }
 
 
