@@ -96,13 +96,8 @@ def diagnose(
 
     Takes as long as the slowest node, and a little longer than ``span``. With an app, a
     rule that asks its running workers waits for their answers for a second. There are
-    five such inquiries; a broker that hangs takes five seconds, once.
-
-    Args:
-        redlock: The lock service on the nodes.
-        app: The Celery app whose tasks take locks; its modules must be imported.
-        span: Seconds for which the nodes' clocks are watched.
-        rules: What to look for.
+    four such inquiries; a broker that hangs takes five seconds, once. The modules of
+    the app must be imported. The clocks of the nodes are watched for ``span`` seconds.
     """
     return findings_of(Case(redlock, inspect_nodes(redlock, span=span), app), rules)
 

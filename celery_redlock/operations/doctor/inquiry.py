@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.text import MOST_TOLD, printable_line
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _REPLY_WITHIN = 1.0  # seconds
 _WITH_CONNECTION = 5.0  # seconds: one that hangs must not stop the doctor
-_HAS_NODES = " [lock_nodes="  # between the name of a task and the names of its nodes
+_FIELDS = ("lock_options", "key_rule", "lock_nodes")  # of a task; the nodes are last
 
 
 class Workers:
@@ -64,21 +65,27 @@ class Workers:
             self.silence = f"the broker did not answer ({reason})"
             return {}
 
+    @cached_property
+    def tasks(self) -> dict[str, dict[str, str]]:
+        """The tasks that each worker tells of: their fields, if they take a lock."""
+        found = {}
+        for worker, texts in sorted(self.told("registered", *_FIELDS).items()):
+            parts = (text.removesuffix("]").partition(" [") for text in texts)
+            found[worker] = {name: fields for name, _, fields in parts}
+        return found
+
     def nodes(
         self, names: Container[str] | None = None
     ) -> dict[str, set[frozenset[str]]]:
         """Return the lists of nodes that each worker has for its lock tasks.
 
-        A worker tells the names of its nodes, which have no passwords: its answer goes
-        over the broker.
-
-        Args:
-            names: The names of the tasks that count; None for all.
+        With names: for the tasks of these names. A worker tells the names of its nodes,
+        which have no passwords: its answer goes over the broker.
         """
         told: dict[str, set[frozenset[str]]] = {}
-        for worker, tasks in sorted(self.told("registered", "lock_nodes").items()):
-            for text in tasks:
-                name, has_nodes, labels = text.removesuffix("]").partition(_HAS_NODES)
+        for worker, tasks in self.tasks.items():
+            for name, fields in tasks.items():
+                _, has_nodes, labels = fields.rpartition("lock_nodes=")
                 if has_nodes and (names is None or name in names):
                     told.setdefault(worker, set()).add(frozenset(labels.split()))
         return told

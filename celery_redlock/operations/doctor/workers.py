@@ -37,10 +37,8 @@ def versions(case: Case) -> Iterator[Finding]:
     """Find running workers whose version of a task computes other keys, or differs."""
     differing: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     ours = {it.task.name: _described(it.task) for it in case.lock_tasks}
-    told = case.workers.told("registered", *_COMPARED) if ours else {}
-    for worker, tasks in told.items():
-        for text in tasks:
-            name, _, described = text.partition(" [")
+    for worker, tasks in case.workers.tasks.items() if ours else ():
+        for name, described in tasks.items():
             theirs = _ADDRESS.sub("", described)
             for field, here in ours.get(name, {}).items():
                 if f"{field}={here}" not in theirs:
