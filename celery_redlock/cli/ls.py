@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_redlock.basics.text import on_nodes
 from celery_redlock.cli.output.format import (
     LOCK_COLUMNS,
     doubt_lines,
@@ -26,7 +25,7 @@ from celery_redlock.cli.output.session import (
 )
 from celery_redlock.operations.inspect import doubts_of
 from celery_redlock.operations.scan import Scan, SeenHolder, scan
-from celery_redlock.operations.words import plural, unknown_text
+from celery_redlock.operations.words import held_sentences, plural, unknown_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -68,24 +67,18 @@ def ls(
 
 
 def _lines(seen: Scan, shown: Sequence[SeenHolder]) -> Iterator[str]:
-    nodes, held, possible = len(seen.nodes), len(seen.held), len(seen.possible)
+    nodes = len(seen.nodes)
     if shown:
         yield from table(LOCK_COLUMNS, [lock_row(lock, nodes=nodes) for lock in shown])
         yield ""
+    if fact := unknown_text(seen):
+        yield painted(fact, "bad")
+    yield from held_sentences(seen)
     if seen.has_quorum:
-        where = on_nodes(seen.can_tell, nodes)
-        yield f"{plural(held, 'lock')} held, as seen {where}."
         yield from limit_lines(seen.limits)
-    else:
-        yield painted(unknown_text(seen), "bad")
-        if held:
-            yield f"{plural(held, 'lock')} held for certain; there may be others."
     if starts := len(seen.starts):
         are = f"{plural(starts, 'permit')} for a start {'is' if starts == 1 else 'are'}"
         yield f"{are} kept until the period has passed. The run may have ended."
-    if possible:
-        more = plural(possible, "lock")
-        yield f"{more} may be held: that depends on the nodes that cannot tell."
     if others := len(seen.others):
         others_ = plural(others, "more key")
         if len(shown) < len(seen.found):

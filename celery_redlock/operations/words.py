@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.command import COMMAND
+from celery_redlock.basics.text import on_nodes
 from celery_redlock.operations.inspect import NodeState, NodeStatus
 from celery_redlock.scripts.keys import keys_of
 
@@ -90,6 +91,19 @@ def unknown_text(seen: Scan) -> str:
         "Too few nodes answered to tell which locks are held: "
         f"{seen.can_tell} of {nodes} nodes can tell, {seen.quorum} are needed."
     )
+
+
+def held_sentences(seen: Scan) -> list[str]:
+    """Return how many locks are held for certain, and how many may be."""
+    held, said = f"{plural(len(seen.held), 'lock')} held", []
+    if seen.has_quorum:
+        said.append(f"{held}, as seen {on_nodes(seen.can_tell, len(seen.nodes))}.")
+    elif seen.held:
+        said.append(f"{held} for certain; there may be others.")
+    if seen.possible:
+        some = plural(len(seen.possible), "lock")
+        said.append(f"{some} may be held: that depends on the nodes that cannot tell.")
+    return said
 
 
 def age_of(holder: Holder) -> float | None:

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from celery_redlock.basics.text import on_nodes
-from celery_redlock.operations.inspect import NodeState, doubts_of
+from celery_redlock.operations.inspect import NodeState
 from celery_redlock.operations.words import (
     UNREADABLE,
     age_of,
     duration,
+    held_sentences,
     instant,
     keys_beside,
     permit_text,
     state_words,
-    unknown_text,
 )
 from celery_redlock.scripts.keys import keys_of
 from celery_redlock.web.html import Html, join, tag
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from celery_redlock.locks.forced_release import ForcedRelease
-    from celery_redlock.operations.inspect import NodeStatus
     from celery_redlock.operations.release import Question
     from celery_redlock.operations.scan import Scan, SeenHolder
 
@@ -119,7 +117,7 @@ def lock_list(
         pages if last > 1 else None,
         _lock_table(seen, some, style),
         pages if last > 1 else None,
-        tag("p", _summary(seen), class_="summary"),
+        tag("p", " ".join(held_sentences(seen)), class_="summary"),
         others,
     )
 
@@ -153,27 +151,6 @@ def _lock_table(
         text = f"{fact}{selected}."
         rows = [tag("tr", tag("td", text, colspan=len(heads), class_="none"))]
     return _table("Locks, the oldest first", heads, rows)
-
-
-def _summary(seen: Scan) -> str:
-    """Return sentences on how many locks are held."""
-    facts = []
-    if seen.has_quorum:
-        where = on_nodes(seen.can_tell, len(seen.nodes))
-        facts.append(f"{len(seen.held):,} held, as seen {where}.")
-    elif seen.held:
-        facts.append(f"{len(seen.held)} held for certain; there may be others.")
-    if seen.possible:
-        some = len(seen.possible)
-        facts.append(f"{some} may be held: that depends on the nodes that cannot tell.")
-    return " ".join(facts)
-
-
-def unknown(seen: Scan) -> Html | None:
-    """Return a warning where too few nodes can tell the held locks."""
-    if seen.has_quorum:
-        return None
-    return join(unknown_text(seen))
 
 
 def limit_list(seen: Scan) -> Html | None:
@@ -256,36 +233,18 @@ def _permit_lines(lock: SeenHolder, row: Sequence[SeenHolder]) -> list[Html]:
 def node_table(seen: Scan) -> Html:
     """Return the table of the nodes: whether each one votes, and how many locks."""
     heads = [("Node", ""), ("State", ""), ("Locks", "number")]
-    rows = [
-        tag(
-            "tr",
+    rows = []
+    for node in seen.nodes:
+        words, mood = state_words(node)
+        state = tag("span", words, class_=f"state {mood}")
+        locks = f"{seen.counts[node.label]:,}"
+        cells = (
             tag("th", node.label, scope="row", class_="key"),
-            tag("td", _state(node), data_label="State"),
-            _number("Locks", _count(node, seen.counts[node.label])),
-            data_id=node.label,
+            tag("td", state, data_label="State"),
+            _number("Locks", _NOTHING if node.state is NodeState.SILENT else locks),
         )
-        for node in seen.nodes
-    ]
+        rows.append(tag("tr", *cells, data_id=node.label))
     return _table("Lock nodes and their votes", heads, rows, kind=None)
-
-
-def _state(node: NodeStatus) -> Html:
-    words, mood = state_words(node)
-    return tag("span", words, class_=f"state {mood}")
-
-
-def _count(node: NodeStatus, locks: int) -> str:
-    return _NOTHING if node.state is NodeState.SILENT else f"{locks:,}"
-
-
-def doubts(nodes: Iterable[NodeStatus]) -> Html:
-    """Say why nodes cannot tell what is held, one paragraph for each."""
-    return join(
-        *(
-            tag("p", f"Node {name} {why}.", class_="help")
-            for name, why in doubts_of(nodes).items()
-        )
-    )
 
 
 # -- releases ----------------------------------------------------------------------

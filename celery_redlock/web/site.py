@@ -33,7 +33,12 @@ from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.inspect import node_status, voting_nodes
 from celery_redlock.operations.release import Operator, ask_for_page, release
 from celery_redlock.operations.scan import Scan, scan
-from celery_redlock.operations.words import instant, plural, votes_text
+from celery_redlock.operations.words import (
+    instant,
+    plural,
+    unknown_text,
+    votes_text,
+)
 from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.web import parts
 from celery_redlock.web.guesses import Guesses
@@ -313,7 +318,7 @@ class LockPage:
             tag(
                 "div",
                 _verdict(snapshot),
-                _note(parts.unknown(snapshot.seen), "error"),
+                _note(unknown_text(snapshot.seen), "error"),
                 _note(snapshot.seen.settings, "warning"),
                 id="state",
                 data_live=True,

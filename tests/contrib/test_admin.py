@@ -113,7 +113,7 @@ def test_list_shows_the_holders_to_staff_users(site: Site) -> None:
 
     assert "invoice:42 proj.send_invoice id-of-it worker-1 pid 4711" in page
     assert f"{lease.fence} 3 of 3" in page
-    assert "1 held, as seen on 3 of 3 nodes." in page
+    assert "1 lock held, as seen on 3 of 3 nodes." in page
 
 
 def test_list_of_many_holders_has_pages(site: Site) -> None:

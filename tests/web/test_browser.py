@@ -150,7 +150,7 @@ def test_page_shows_a_dead_node_and_then_the_loss_of_the_quorum(
     said = "1 lock held. Locks are granted: 2 of 3 nodes vote, 2 are enough."
     browser.wait(lambda: browser.text("#verdict") == said, "a dead node")
     assert "refused the connection" in browser.text("#nodes-and-limits")
-    assert "1 held, as seen on 2 of 3 nodes." in browser.text("#locks")
+    assert "1 lock held, as seen on 2 of 3 nodes." in browser.text("#locks")
 
     office.nodes.nodes[1].kill()
     said = "No lock can be granted: 1 of 3 nodes vote, 2 are needed."

@@ -42,7 +42,7 @@ def test_page_shows_the_holders_and_the_nodes(office: Office) -> None:
     assert page.status == 200
     assert re.search(row, page.text)
     assert "since 2026-09-21 14:13:20 UTC" in page.text
-    assert "1 held, as seen on 3 of 3 nodes." in page.text
+    assert "1 lock held, as seen on 3 of 3 nodes." in page.text
     assert "All 3 nodes vote." in page.text
     assert page.text.count("/0 votes 1") == 3
 
@@ -97,7 +97,7 @@ def test_page_names_the_state_of_each_node(office: Office) -> None:
 
     assert "Locks are granted: 2 of 3 nodes vote, 2 are enough." in page.text
     assert "/0 refused the connection –" in page.text
-    assert "1 held, as seen on 2 of 3 nodes." in page.text
+    assert "1 lock held, as seen on 2 of 3 nodes." in page.text
 
 
 def test_page_says_how_long_a_node_is_in_quarantine(office: Office) -> None:
@@ -114,7 +114,7 @@ def test_page_says_how_long_a_node_is_in_quarantine(office: Office) -> None:
 
     page = office.get()
     assert "Locks are granted: 2 of 3 nodes vote, 2 are enough." in page.text
-    assert "0 held, as seen on 2 of 3 nodes." in page.text
+    assert "0 locks held, as seen on 2 of 3 nodes." in page.text
 
 
 @pytest.mark.parametrize("path", ["/", "/?all=1", "/?q=other*"])
@@ -395,7 +395,7 @@ def test_metrics_without_the_client_are_not_found(
     """The text says which package is missing."""
     monkeypatch.setitem(sys.modules, "celery_redlock.metrics", None)
 
-    found = office.get("/metrics")
+    found = office.get("/metrics", page=web.page(office.service))
 
     assert found.status == 404
     assert "pip install 'celery-redlock[prometheus]'" in found.body

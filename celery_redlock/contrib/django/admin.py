@@ -33,6 +33,7 @@ from celery_redlock.basics.text import printable
 from celery_redlock.contrib.django.models import CallRecord, HeldLock, OutboxMessage
 from celery_redlock.contrib.django.project import celery_app
 from celery_redlock.errors import RedlockError
+from celery_redlock.operations.inspect import doubts_of
 from celery_redlock.operations.release import (
     Operator,
     ask_for_page,
@@ -40,6 +41,7 @@ from celery_redlock.operations.release import (
     release,
 )
 from celery_redlock.operations.scan import scan
+from celery_redlock.operations.words import unknown_text
 from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.web import parts
 from celery_redlock.web.parts import PageStyle
@@ -120,11 +122,11 @@ class HeldLockAdmin(_ReadOnly):
         else:
             context |= {
                 "seen": seen,
-                "unknown": parts.unknown(seen),
+                "unknown": unknown_text(seen),
                 "settings": seen.settings,
                 "locks": parts.lock_list(seen, style, request.GET.dict()),
                 "limits": parts.limit_list(seen),
-                "doubts": parts.doubts(seen.nodes),
+                "doubts": doubts_of(seen.nodes),
                 "releases": parts.release_table(forced_releases(redlock), style),
             }
         context |= extra_context or {}
