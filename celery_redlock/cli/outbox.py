@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import sys
+from logging.handlers import BufferingHandler
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +15,7 @@ from celery_redlock.effects.outbox import Outbox, outboxes_of
 from celery_redlock.operations.words import duration, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from celery import Celery
 
 _LOGGER = logging.getLogger("celery_redlock.effects.outbox")
 _MOST_TOLD = 5  # messages that stay
@@ -35,8 +36,7 @@ def outbox(session: Session, *, publish: bool) -> int:
     app = session.loaded_app
     lines, facts = [], []
     for one in outboxes_of(app):
-        with _told() as kept:
-            published = one.publish(grace=0.0, app=app) if publish else 0
+        published, kept = _publish(one, app) if publish else (0, [])
         said, fact = _state(one, published, did_publish=publish)
         lines += [said, *(painted(text, "warning") for text in kept[:_MOST_TOLD])]
         if len(kept) > _MOST_TOLD:
@@ -47,27 +47,16 @@ def outbox(session: Session, *, publish: bool) -> int:
     return WARNING if any(fact["waiting"] for fact in facts) else DONE
 
 
-class _Kept(logging.Handler):
-    """Collects why messages stay: the log tells it, and the command shows no log."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the text of a line."""
-        self.texts.append(record.getMessage())
-
-
-@contextlib.contextmanager
-def _told() -> Iterator[list[str]]:
-    """Give the list of why messages stay, while the block publishes."""
-    handler = _Kept()
+def _publish(one: Outbox, app: Celery) -> tuple[int, list[str]]:
+    """Publish, and return how many messages; and why others stay, as the log says."""
+    handler = BufferingHandler(sys.maxsize)
+    handler.setLevel(logging.WARNING)
     _LOGGER.addHandler(handler)
     try:
-        yield handler.texts
+        published = one.publish(grace=0.0, app=app)
     finally:
         _LOGGER.removeHandler(handler)
+    return published, [record.getMessage() for record in handler.buffer]
 
 
 def _state(

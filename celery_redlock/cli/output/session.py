@@ -185,6 +185,16 @@ def _draw(lines: Sequence[str]) -> None:
     click.echo(f"{_TO_TOP}{text}{_REST}", nl=False, color=True)
 
 
+_NODE = click.Option(
+    ["--node", "nodes"],
+    multiple=True,
+    type=SecretUrl,
+    metavar="TEXT",
+    help="URL of a node, in place of those of the app; once for each node.",
+)
+_JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
+
+
 class Command(CeleryCommand):
     """A command that takes ``--node`` and ``--json``, and ends with a documented code.
 
@@ -202,21 +212,7 @@ class Command(CeleryCommand):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._asks_nodes = asks_nodes
-        if asks_nodes:
-            named = "URL of a node, in place of those of the app; once for each node."
-            option = click.Option(
-                ["--node", "nodes"],
-                multiple=True,
-                type=SecretUrl,
-                metavar="TEXT",
-                help=named,
-            )
-            self.params.append(option)
-        if prints_json:
-            option = click.Option(
-                ["--json", "as_json"], is_flag=True, help="Print JSON."
-            )
-            self.params.append(option)
+        self.params += [_NODE] * asks_nodes + [_JSON] * prints_json
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command with a ``Session``, and end with the code that it returns."""
@@ -232,12 +228,10 @@ class Command(CeleryCommand):
         logging.getLogger("celery_redlock").addHandler(logging.NullHandler())
         try:
             code = super().invoke(ctx)
-        except RedlockError as error:
-            hint = self._hint(ctx) if isinstance(error, ConfigurationError) else ""
-            raise Failure(f"{hint}{error}", _code_of(error)) from error
-        except Failure as error:
-            hint = self._hint(ctx) if error.exit_code == USAGE else ""
-            raise Failure(f"{hint}{error.message}", error.exit_code) from error
+        except (Failure, RedlockError) as error:
+            code = _code_of(error)
+            hint = self._hint(ctx) if code == USAGE else ""
+            raise Failure(f"{hint}{error}", code) from error
         ctx.exit(code or DONE)
 
     def _hint(self, ctx: click.Context) -> str:
@@ -252,7 +246,9 @@ class Command(CeleryCommand):
         )
 
 
-def _code_of(error: RedlockError) -> int:
+def _code_of(error: Failure | RedlockError) -> int:
+    if isinstance(error, Failure):
+        return error.exit_code
     if isinstance(error, ConfigurationError):
         return USAGE
     return ERROR if isinstance(error, QuorumUnreachable) else WARNING
