@@ -44,10 +44,5 @@ def tag(name: str, /, *parts: Any, **attributes: Any) -> Html:
     return Html(head if name in _VOID else f"{head}{join(*parts)}</{name}>")
 
 
-def document(head: Html, body: Html) -> Html:
-    """Return a whole page."""
-    return Html(f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n')
-
-
 def _escaped(part: object) -> str:
     return part if isinstance(part, Html) else html.escape(str(part))

@@ -16,6 +16,7 @@ import hmac
 import logging
 import math
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
@@ -42,7 +43,7 @@ from celery_redlock.operations.words import (
 from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.web import parts
 from celery_redlock.web.guesses import Guesses
-from celery_redlock.web.html import Html, document, join, tag
+from celery_redlock.web.html import Html, join, tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -58,7 +59,6 @@ _MOST_BYTES = 1 << 16  # of a form
 _MOST_FIELDS = 100
 _MOST_LETTERS = 200  # of a name and of a reason
 _TOOL = "celery redlock web"
-_MADE = "made"
 _FILES = {
     "page.css": "text/css",
     "page.js": "text/javascript",
@@ -198,7 +198,11 @@ class LockPage:
         self._mutex = threading.Lock()
         self._snapshot: _Snapshot | None = None
         self._guesses = Guesses()
-        self._metrics: dict[str, Any] = {}
+        self._metrics: Any = None
+        with suppress(ImportError):
+            from celery_redlock.metrics import Scrape  # noqa: PLC0415  (an extra)
+
+            self._metrics = Scrape(self._app, self._service)
 
     @property
     def may_release(self) -> bool:
@@ -207,8 +211,8 @@ class LockPage:
 
     def close(self) -> None:
         """Close the connections of the metrics. The next request opens them again."""
-        for metrics in self._metrics.values():
-            metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
 
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
@@ -244,19 +248,18 @@ class LockPage:
         if not request.path and request.root:
             to = (("Location", f"{request.root}/"),)
             return _Response("", _TEXT, HTTPStatus.PERMANENT_REDIRECT, to)
-        name = (
-            request.path.lstrip("/") if request.path.count("/") == 1 else request.path
-        )
+        path = request.path or "/"
         views = {
-            "": self._list,
-            "release": self._release,
-            "healthz": self._health,
-            "metrics": self._scrape,
+            "/": self._list,
+            "/release": self._release,
+            "/healthz": self._health,
+            "/metrics": self._scrape,
+            **{f"/{name}": _file_view(name) for name in _FILES},
         }
-        view = _file_view(name) if name in _FILES else views.get(name)
+        view = views.get(path)
         if view is None:
             return _Response("There is no such page.\n", _TEXT, HTTPStatus.NOT_FOUND)
-        allowed = ["GET", "HEAD", *(["POST"] if name == "release" else [])]
+        allowed = ["GET", "HEAD", *(["POST"] if path == "/release" else [])]
         if request.method not in allowed:
             headers = (("Allow", ", ".join(allowed)),)
             fact = "This method is not possible here.\n"
@@ -284,16 +287,10 @@ class LockPage:
         return _Response(f"{told}\n", _TEXT, status)
 
     def _scrape(self, request: _Request) -> _Response:
-        try:
-            from celery_redlock.metrics import Scrape  # noqa: PLC0415  (an extra)
-        except ImportError:
+        if self._metrics is None:
             return _Response(_NO_METRICS, _TEXT, HTTPStatus.NOT_FOUND)
-        metrics = self._metrics.get(_MADE)
-        if metrics is None:  # if two scrapes come here at once, both get the same
-            made = Scrape(self._app, self._service)
-            metrics = self._metrics.setdefault(_MADE, made)
         told: list[Any] = []
-        body = b"".join(metrics(request.environ, lambda *head: told.extend(head)))
+        body = b"".join(self._metrics(request.environ, lambda *head: told.extend(head)))
         status, headers = int(told[0].split()[0]), dict(told[1])
         kind = headers.pop("Content-Type", _TEXT)
         return _Response(body, kind, status, (*headers.items(),))
@@ -310,6 +307,7 @@ class LockPage:
             body = _card("Locks", tag("p", str(error), class_="errornote"))
             return self._page(request, "Locks", body, HTTPStatus.SERVICE_UNAVAILABLE)
         style = self._style(request)
+        releases = parts.release_table(snapshot.releases, style)
         query = {"q": pattern} if pattern else {}
         query |= {
             name: _one(fields, name) for name in ("all", "page") if name in fields
@@ -347,7 +345,7 @@ class LockPage:
             ),
             tag(
                 "div",
-                _releases(snapshot.releases, style),
+                _card("Latest releases by operators", releases) if releases else None,
                 id="releases",
                 data_live=True,
             ),
@@ -526,7 +524,8 @@ class LockPage:
         refreshes = bool(foot)
         links = {file: f"{request.root}/{file}?v={_version(file)}" for file in _FILES}
         again = tag("meta", http_equiv="refresh", content="5")
-        head = join(
+        head = tag(
+            "head",
             tag("meta", charset="utf-8"),
             tag(
                 "meta",
@@ -557,8 +556,8 @@ class LockPage:
             tag("p", foot, id="foot", class_="faint", data_live=True) if foot else None,
             data_every=f"{EVERY:g}",
         )
-        page = document(head, tag("body", top, main))
-        return _Response(page, status=status)
+        page = tag("html", head, tag("body", top, main), lang="en")
+        return _Response(f"<!doctype html>\n{page}\n", status=status)
 
 
 def _verdict(snapshot: _Snapshot) -> Html:
@@ -579,11 +578,6 @@ def _verdict(snapshot: _Snapshot) -> Html:
     return tag("p", text, id="verdict", class_=f"verdict {mood}", role="status")
 
 
-def _releases(releases: list[ForcedRelease], style: parts.PageStyle) -> Html | None:
-    table = parts.release_table(releases, style)
-    return _card("Latest releases by operators", table) if table else None
-
-
 def _search(request: _Request, pattern: str, *, everything: bool) -> Html:
     return tag(
         "form",
@@ -598,7 +592,7 @@ def _search(request: _Request, pattern: str, *, everything: bool) -> Html:
             maxlength=parts.MOST_SEARCHED,
         ),
         tag("input", type="hidden", name="all", value="1") if everything else None,
-        tag("button", "Search", class_="quiet"),
+        tag("button", "Search"),
         method="get",
         action=f"{request.root}/",
         role="search",
