@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from celery_redlock.cli.output.format import node_lines
@@ -12,11 +10,6 @@ from celery_redlock.errors import RedlockError
 from celery_redlock.members.deployment import check_new, unusable
 from celery_redlock.operations.inspect import NodeState, node_status
 from celery_redlock.operations.words import duration
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from celery_redlock.operations.inspect import NodeStatus
 
 
 @click.command(cls=Command, short_help="Start a brand-new deployment.")
@@ -39,7 +32,10 @@ def init(session: Session, *, yes: bool) -> None:
     redlock.prepare()  # what was made just now has no memory, as a new node
     statuses = node_status(redlock)
     session.say(*node_lines(statuses, "NOW"), "")
-    _refuse_what_cannot_begin(statuses)
+    # One that is read a moment later would be initialized without a question.
+    for node in statuses:
+        if node.state in (NodeState.SILENT, NodeState.REFUSES):
+            raise RedlockError(unusable(node.label, node.reason))
     check_new(redlock.guard, redlock.addresses, redlock.timing.connect_timeout)
     span = duration(redlock.timing.max_ttl)
     where = "on this node" if len(statuses) == 1 else "on these nodes"
@@ -58,13 +54,3 @@ def init(session: Session, *, yes: bool) -> None:
             "config": str(redlock.guard.configuration),
         },
     )
-
-
-def _refuse_what_cannot_begin(statuses: Sequence[NodeStatus]) -> None:
-    """Raise an error where a node cannot be read or written: no answer changes that.
-
-    A node that is read a moment later would be initialized without a question.
-    """
-    for node in statuses:
-        if node.state in (NodeState.SILENT, NodeState.REFUSES):
-            raise RedlockError(unusable(node.label, node.reason))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_redlock.app.runtime import redlock_from
+from celery_redlock.app.runtime import redlock_from, runtime_of
 from celery_redlock.basics.secret import SecretUrl, hidden
 from celery_redlock.cli.output.format import Column, MoodText, Row, table
 from celery_redlock.cli.output.ink import painted
@@ -125,7 +125,7 @@ def _run(
 def _redlock(
     session: Session, nodes: SecretUrl | None, max_ttl: float | None
 ) -> Redlock:
-    settings = session.settings
+    settings = runtime_of(session.app).settings
     longest = settings.max_ttl if max_ttl is None else max_ttl
     present = settings.nodes if nodes is None else _nodes_in(nodes)
     ttl = min(settings.ttl, longest)

@@ -133,7 +133,7 @@ def try_commands(
     denied = sorted(name for name, answer in tried if _names(answer, name))
     if foreign:
         denied.append(OUR_KEYS)
-    elif any(map(_denies_channel, answers)):
+    elif any("NOPERM" in answer and "channel" in answer for answer in answers):
         denied.append(OUR_CHANNELS)
     unknown = sorted(name for name, answer in tried if unknown_command(answer))
     return tuple(denied), tuple(unknown)
@@ -142,7 +142,3 @@ def try_commands(
 def _names(error: str, command: str) -> bool:
     """Tell whether an error denies this command itself, and not one in its script."""
     return denied_command(error).partition("|")[0] == command.partition("|")[0]
-
-
-def _denies_channel(error: str) -> bool:
-    return "NOPERM" in error and "channel" in error

@@ -189,11 +189,6 @@ class LockStatus:
             found[holder] = greatest, [*nodes, ballot.labels[index]]
         return dict(sorted(found.values(), key=lambda item: -len(item[1])))
 
-    @property
-    def ttl_left(self) -> float:
-        """Seconds until the lock expires on a majority; infinity: never; 0: unheld."""
-        return self.seen.ttl_left
-
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:

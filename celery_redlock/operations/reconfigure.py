@@ -411,10 +411,11 @@ class _Move:
                 self._old.guard.look()  # its wait begins anew
             left = min(max(waits), self._wait_ms) / 1000
             if longest < 0:
-                self._on_step(
-                    f"{_are_closed(len(_closed(ballot)), len(self._old.labels))}: "
-                    "nothing is granted or renewed from now on."
-                )
+                some, nodes = len(_closed(ballot)), len(self._old.labels)
+                closed = f"{some} of {nodes} nodes are closed"
+                if nodes == 1:
+                    closed = "The node is closed"
+                self._on_step(f"{closed}: nothing is granted or renewed from now on.")
             if left > longest:
                 self._on_step(
                     f"Waiting {math.ceil(left)} s until the last lock expires."
@@ -714,11 +715,6 @@ def _votes(votes: int, nodes: int) -> str:
     """Say at the start of a sentence how many nodes vote."""
     text = votes_text(votes, nodes)
     return text[0].upper() + text[1:]
-
-
-def _are_closed(some: int, nodes: int) -> str:
-    """Say at the start of a sentence how many nodes are closed."""
-    return "The node is closed" if nodes == 1 else f"{some} of {nodes} nodes are closed"
 
 
 def _aborted(ballot: Ballot) -> list[str]:

@@ -113,10 +113,6 @@ class Operator:
         who = f"{sudo} (sudo)" if sudo and sudo != who else who
         return cls(who, tool, reason, killed=killed)
 
-    def record(self, key: str, holder: str, at: float) -> ForcedRelease:
-        """Return the record of a release of this key, held by this holder."""
-        return ForcedRelease(key, holder, at=at, **asdict(self))
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -133,11 +129,6 @@ class Question:
     found: LockStatus
     values: dict[str, list[str]]
     other_permits: list[str]
-
-    @property
-    def is_permit(self) -> bool:
-        """Whether a holder has a permit of a key with a limit."""
-        return any(holder.permit(self.key) for holder in self.holders)
 
     @property
     def is_kept(self) -> bool:
@@ -188,7 +179,7 @@ class Question:
     @property
     def facts(self) -> list[str]:
         """The other permits of the key, and when the lock ends without a release."""
-        facts, left = [], self.found.ttl_left
+        facts, left = [], self.found.seen.ttl_left
         if others := self.other_permits:
             named = ", ".join(others[:_MOST_NAMED])
             more = len(others) - _MOST_NAMED
@@ -357,7 +348,8 @@ def release(
         holder = holder_in(value)
         whole = holder.whole_key(key) if holder else key
         proof = holder.token if holder else value
-        record = operator.record(whole, holder_text(value), redlock.clock.wall())
+        at, held_by = redlock.clock.wall(), holder_text(value)
+        record = ForcedRelease(whole, held_by, at=at, **asdict(operator))
         names, args = force_release_words(redlock.keys, whole, holder, proof, record)
         calls.append((value, names, args))
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.settings import Settings
 
 DONE, WARNING, USAGE, ERROR = range(4)
 _NO_APP = "default"  # the name of Celery's own app, which is used without -A
@@ -58,11 +57,6 @@ class Session:
         """The app with all its tasks: its modules are imported, as by a worker."""
         self.app.loader.import_default_modules()
         return self.app
-
-    @property
-    def settings(self) -> Settings:
-        """The app's settings."""
-        return runtime_of(self.app).settings
 
     @property
     def redlock(self) -> Redlock:
@@ -198,9 +192,7 @@ _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
 class Command(CeleryCommand):
     """A command that takes ``--node`` and ``--json``, and ends with a documented code.
 
-    Args:
-        asks_nodes: Whether it takes ``--node``.
-        prints_json: Whether it takes ``--json``.
+    One that asks no nodes, or prints no JSON, does without the option.
     """
 
     def __init__(

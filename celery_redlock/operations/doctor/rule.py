@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from celery_redlock.operations.doctor.inquiry import Workers
 from celery_redlock.operations.inspect import voting_nodes
-from celery_redlock.options.broker import longest_wait, visibility_timeout
+from celery_redlock.options.broker import visibility_timeout
 from celery_redlock.options.lock_options import lock_tasks
 
 if TYPE_CHECKING:
@@ -164,14 +164,7 @@ class Case:
     @property
     def visibility_timeout(self) -> float:
         """Seconds after which the broker redelivers an unacknowledged message."""
-        if not self.app:
-            return math.inf
-        return visibility_timeout(self.app)
-
-    @property
-    def longest_wait(self) -> float:
-        """Seconds for which a call may wait in a worker for its countdown."""
-        return longest_wait(self.app) if self.app else math.inf
+        return visibility_timeout(self.app) if self.app else math.inf
 
 
 @dataclass(frozen=True, slots=True)

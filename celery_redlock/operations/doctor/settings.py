@@ -1,7 +1,4 @@
-"""Settings and options of tasks that weaken the lock, or conflict with it.
-
-Celery is not imported here: the rules read attributes of the app and its tasks.
-"""
+"""Settings and options of tasks that weaken the lock, or conflict with it."""
 
 from __future__ import annotations
 
@@ -21,7 +18,11 @@ from celery_redlock.operations.doctor.rule import (
     LockTask,
     rule,
 )
-from celery_redlock.options.broker import loses_publications, retries_lost
+from celery_redlock.options.broker import (
+    longest_wait,
+    loses_publications,
+    retries_lost,
+)
 from celery_redlock.options.lock_options import takes_lock
 from celery_redlock.policies import Retry, Skip, given_at
 
@@ -306,7 +307,7 @@ def _waits_with_a_countdown(it: LockTask) -> bool:
 def countdowns(it: LockTask, case: Case) -> Iterator[Finding]:
     """Find a countdown of refused calls that is too long for the broker."""
     countdown = it.options.countdown or 0.0
-    longest = case.longest_wait
+    longest = longest_wait(case.app)
     if countdown <= longest:
         return
     why = (
