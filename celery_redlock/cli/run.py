@@ -134,9 +134,7 @@ def run(  # noqa: PLR0913  (the options of the command)
 class _Child:
     """The command: run once, ended when the lock is lost.
 
-    Args:
-        command: The path of the program, and its arguments.
-        grace: Seconds between SIGTERM and SIGKILL.
+    Then it gets SIGTERM, and SIGKILL ``grace`` seconds later.
     """
 
     def __init__(self, command: Sequence[str], grace: float) -> None:

@@ -76,11 +76,7 @@ class Server:
 
 
 class Deployment:
-    """Servers that vote: a context manager. Subclasses say how they start.
-
-    Attributes:
-        nodes: The servers.
-    """
+    """Servers that vote: a context manager. Subclasses say how they start."""
 
     nodes: Sequence[Any]
     _max_ttl: float

@@ -273,17 +273,9 @@ class Process:
 
 
 class Worker(Process):
-    """A Celery worker: ``celery -A APP worker``.
+    """A Celery worker: ``celery -A APP worker -n NAME@HOST``; its log is in a folder.
 
-    Args:
-        app: The module of the app.
-        name: Its node name before the ``@``, and the name of its log.
-        folder: Where its log goes.
-        pool: The word for ``--pool``.
-        concurrency: Processes, threads or greenlets.
-        host: Its node name after the ``@``; the machine's name by default.
-        options: More words of the command line.
-        **more: As for `Process`.
+    ``options`` are more words of the command line, and ``more`` is as for `Process`.
     """
 
     def __init__(  # noqa: PLR0913  (each of them differs between workers)
@@ -309,14 +301,9 @@ class Worker(Process):
 
 
 class Beat(Process):
-    """A Celery beat: ``celery -A APP beat``.
+    """A Celery beat: ``celery -A APP beat``; its log and schedule are in a folder.
 
-    Args:
-        app: The module of the app.
-        name: The name of its log.
-        folder: Where its log and its schedule file go.
-        options: More words of the command line.
-        **more: As for `Process`.
+    ``options`` are more words of the command line, and ``more`` is as for `Process`.
     """
 
     def __init__(

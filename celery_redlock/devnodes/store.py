@@ -39,11 +39,7 @@ STORES = tuple(_SERVERS)
 
 
 class StoreNode(Server):
-    """One server of a `DevStore`, with the methods of a ``DevNode``. Not thread-safe.
-
-    Args:
-        server: Its process.
-    """
+    """One server of a `DevStore`, with the methods of a `DevNode`. Not thread-safe."""
 
     server: StoreServer
 

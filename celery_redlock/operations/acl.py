@@ -73,9 +73,8 @@ _NO_KEYS = re.compile(r"o permissions to access (one of the keys|a key)")
 def acl_rules(prefix: str, *, select: bool = False) -> str:
     """Return the ACL rules of a user with the needed permissions and no others.
 
-    Args:
-        prefix: The ``redlock_prefix``. It may have the signs of a pattern.
-        select: Whether any node uses a database other than 0.
+    With ``select``: also to use a database other than 0. The prefix may have the signs
+    of a pattern.
     """
     prefix = escaped(prefix)
     commands = (*COMMANDS, "select") if select else COMMANDS
@@ -96,13 +95,9 @@ def try_commands(
     """Try each of ``COMMANDS`` and ``OUR_KEYS``.
 
     The trials use one key of their own, which expires after a second. The last trial
-    subscribes to a channel: do not use the connection afterwards.
-
-    Args:
-        client: The connection.
-        prefix: The ``redlock_prefix``.
-        is_new: Whether the node has not voted yet, as far as is known. HSTRLEN is the
-            mark that it has (``scripts/shared/proof.lua``), and is not tried then.
+    subscribes to a channel: do not use the connection afterwards. HSTRLEN is the mark
+    that a node has voted (``scripts/shared/proof.lua``), and is not tried on one that
+    is new, as far as is known.
 
     Returns:
         Those that the node denies, also `OUR_CHANNELS`, and the commands that it does

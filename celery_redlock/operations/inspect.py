@@ -81,8 +81,6 @@ class NodeStatus:
     """A node at one moment.
 
     Attributes:
-        label: The node's name.
-        state: Whether it votes.
         reason: Why it is silent or unfit or refuses writes, or its view if that
             differs. Reads on after the node's name.
         wait: Seconds until its quarantine ends.
@@ -144,7 +142,6 @@ class LockStatus:
 
     Attributes:
         seen: The holder, and the answer of each node.
-        nodes: The status of each node.
         settings: How the settings of nodes differ from ours: see `other_settings`.
     """
 
@@ -246,8 +243,6 @@ class NodeReport:
     """The result of a thorough inspection of one node.
 
     Attributes:
-        status: Whether it votes.
-        clock: Its clock.
         silent_members: Why members of the cluster cannot be used, by name, if the node
             is one.
         denied: Which of ``acl.COMMANDS``, our keys and our channels it denies us.
@@ -303,12 +298,9 @@ def unanswered(vote: Vote | None) -> str:
 
 
 def is_held(votes: int, unsure: int, quorum: int) -> bool | None:
-    """Tell whether a holder holds the lock; None if that cannot be told.
+    """Tell whether a holder with so many votes holds the lock; None if it may.
 
-    Args:
-        votes: How many nodes name the holder.
-        unsure: How many of the others cannot tell.
-        quorum: How many nodes are a majority.
+    ``unsure`` is the number of other nodes that cannot tell.
     """
     if votes >= quorum:
         return True
@@ -414,12 +406,10 @@ def present_view(statuses: Iterable[NodeStatus]) -> str:
 
 
 def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
-    """Inspect each node thoroughly.
+    """Inspect each node thoroughly, and watch its clock for ``span`` seconds.
 
-    Args:
-        redlock: The lock service on these nodes.
-        span: Seconds for which their clocks are watched. It takes about a second to
-            tell a drift of 0.5 % from a change of the network's latency.
+    It takes about a second to tell a drift of 0.5 % from a change of the network's
+    latency.
     """
     statuses = node_status(redlock)
     by_label = {status.label: status for status in statuses}
@@ -505,11 +495,7 @@ def _refusal_to_write(client: NodeClient, redlock: Redlock, view: str) -> str:
     """Return why a node cannot grant a lock, or be made to; ``""`` if it can.
 
     Any other reply than an error is that of a node that has changed since it was read.
-
-    Args:
-        client: The connection.
-        redlock: The lock service on the nodes.
-        view: That of the node if it should vote now, else "": it has a text to write.
+    A node that should vote now is given its ``view``; any other has a text to write.
     """
     key = redlock.keys.trial(token := new_base())
     try:

@@ -80,15 +80,7 @@ _START = (
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """The operator of a release, for its record.
-
-    Attributes:
-        who: The name of a user.
-        tool: The program: a command, or the Django admin.
-        reason: Why the lock is released; ``""`` if the operator does not say.
-        host: The machine on which the operator works.
-        killed: Whether the holder was killed before.
-    """
+    """The operator of a release, as its record has it: see `ForcedRelease`."""
 
     who: str
     tool: str
@@ -119,8 +111,6 @@ class Question:
     """A lock that an operator is asked about.
 
     Attributes:
-        key: The name of the lock.
-        found: The answers of the nodes.
         values: Each value of the lock, with the nodes that have it.
         other_permits: The names of other permits of the key that are in use.
     """
@@ -149,8 +139,7 @@ class Question:
     def holder_lines(self, at: Callable[[float], str] = instant) -> list[str]:
         """Return a line for each value: the holder, its permit, and all its keys.
 
-        Args:
-            at: Returns the text of an instant, which is given in seconds since 1970.
+        ``at`` returns the text of an instant, which is given in seconds since 1970.
         """
         nodes = len(self.found.nodes)
         return [
@@ -265,11 +254,8 @@ class Released:
     """The end of a release.
 
     Attributes:
-        key: The name of the lock.
         holders: The holders, for display.
         nodes: Whether it was deleted on each node.
-        quorum: How many nodes are a majority.
-        operator: The operator.
     """
 
     key: str
@@ -333,13 +319,7 @@ def release(
     All keys that were taken together with this one are released, but no permit for a
     start: that ends by itself, or is released by its own name. A node that refuses,
     or does not answer within ``connect_timeout``, keeps the lock until its ttl has
-    ended.
-
-    Args:
-        redlock: The lock service.
-        key: The name of the lock.
-        values: Those that the operator has confirmed; see `Question.values`.
-        operator: The operator.
+    ended. The values are those that the operator has confirmed: `Question.confirmed`.
     """
     values = [*values]
     calls = []

@@ -131,11 +131,8 @@ class Scan:
     """The keys of one kind on the nodes.
 
     Attributes:
-        kind: What was scanned for.
-        pattern: Which keys were scanned for.
         found: All holders, ordered by key.
         counts: How many keys each node has.
-        nodes: The status of each node.
         settings: How the settings of nodes differ from ours: see `other_settings`.
     """
 
@@ -209,12 +206,9 @@ def scan(
 ) -> Scan:
     """List the locks, claims or cool-downs on all nodes.
 
-    Args:
-        redlock: The lock service.
-        pattern: Which keys; ``*``, ``?`` and ``[...]`` mean what they mean in Redis.
-        kind: What to list.
-        names: All names that the pattern can find, if they are known. A server is then
-            asked for these, and does not look through all keys of its database.
+    In a pattern, ``*``, ``?`` and ``[...]`` mean what they mean in Redis. If all names
+    that it can find are known and given, a server is asked for these, and does not look
+    through all keys of its database.
     """
     head = getattr(redlock.keys, kind)("")
     wanted = [f"{head}{name}".encode(errors="replace") for name in names]
@@ -279,13 +273,9 @@ def scan(
 def locks_of(redlock: Redlock, base: str, pid: int | None) -> dict[str, set[Holder]]:
     """Return the locks of an execution and of its body, on any node, by their names.
 
-    No permits for a start are among them: these end by themselves. A process that the
-    body has forked may have locks of its family, and may be alive.
-
-    Args:
-        redlock: The lock service.
-        base: Of the execution.
-        pid: The process that ran it.
+    The execution has this base, and ran in the process ``pid``. No permits for a start
+    are among them: these end by themselves. A process that the body has forked may have
+    locks of its family, and may be alive.
     """
     head, family = redlock.keys.lock(""), family_of(base).encode()
 
@@ -412,12 +402,8 @@ def _holders(
 ) -> Iterator[SeenHolder]:
     """Yield the holders of one key.
 
-    Args:
-        key: The name of the lock or call.
-        values: For each value, the milliseconds left on each node that has it.
-        unsure: For each value, how many nodes that lack it cannot tell.
-        quorum: How many nodes are a majority.
-        parse: Reads a value.
+    ``values`` has the milliseconds left on each node that has a value, and ``unsure``
+    the number of nodes that lack it and cannot tell.
     """
     # Values of one holder differ in the fence alone, if at all.
     by_token: dict[str, tuple[Holder, list[float], int]] = {}

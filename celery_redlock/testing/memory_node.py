@@ -34,11 +34,6 @@ class NodeClock(Protocol):
 class MemoryKeyspace(Keyspace):
     """Keys that hold strings, hashes or sorted sets, and a clock.
 
-    Args:
-        clock: The time of the node.
-        replid: The first name of its memory.
-        publish: As for `MemoryNode`.
-
     Attributes:
         started_ms: When the process began, in ms since 1970; None once it has voted.
     """

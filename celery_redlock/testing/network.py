@@ -108,8 +108,7 @@ class FakeNodes:
     def redlock(self, **options: Any) -> Redlock:
         """Return a service on these nodes, which vote from the start.
 
-        Args:
-            options: Of `Redlock`.
+        The options are those of `Redlock`.
         """
         options = {"node_timeout": self._node_timeout, "clock": self.clock, **options}
         redlock = Redlock(self.urls, transport=self, **options)
@@ -305,11 +304,7 @@ class FakeNode:
             connection.break_off("closed the connection")
 
     def restart(self, *, keep_memory: bool = False) -> None:
-        """Restart the server.
-
-        Args:
-            keep_memory: Whether it keeps its keys; by default it loses them.
-        """
+        """Restart the server. By default it loses its keys."""
         self.kill()
         self.memory.restart(keep_memory=keep_memory)
         self.is_running = True

@@ -27,11 +27,7 @@ _MOST_KNOWN = 1000  # clients
 
 
 class Guesses:
-    """The tries that each client has left. Many threads may use it at once.
-
-    Args:
-        clock: Reads time.
-    """
+    """The tries that each client has left. Many threads may use it at once."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock

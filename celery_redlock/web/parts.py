@@ -78,12 +78,9 @@ def lock_list(
 ) -> Html:
     """Return the list of locks, one page of it, and sentences on how many are held.
 
-    Args:
-        seen: The locks.
-        style: The page on which the list is shown.
-        query: What a reader has asked for: ``q`` is a pattern of keys, ``all`` adds
-            keys without a majority, and ``page`` is the number of a page.
-        path: The address of the list, without a query.
+    The query is what a reader has asked for: ``q`` is a pattern of keys, ``all`` adds
+    keys without a majority, and ``page`` is the number of a page. The path is the
+    address of the list, without it.
     """
     rows = _rows_of(seen, everything="all" in query)
     number, last = query.get("page", ""), max(1, math.ceil(len(rows) / _MOST))

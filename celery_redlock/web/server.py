@@ -96,10 +96,7 @@ def _refuse(sock: socket.socket, address: Any, status: int) -> None:
 class LockServer(ThreadingMixIn, WSGIServer):
     """A server for one WSGI application: call ``serve_forever``, then ``server_close``.
 
-    Args:
-        application: The application.
-        host: The address to listen on.
-        port: The port; 0 for a free one.
+    It listens on this address and port; 0 is a port that is free.
 
     Attributes:
         url: The address of the page.

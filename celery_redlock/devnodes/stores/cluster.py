@@ -20,12 +20,7 @@ _PORT_TAKEN = "address already in use"
 
 
 class ClusterServer(StoreServer):
-    """One server of a cluster.
-
-    Args:
-        cluster: The cluster.
-        number: Its place in the cluster, from 0.
-    """
+    """One server of a cluster, in which its number is its place, from 0."""
 
     def __init__(self, cluster: Cluster, number: int) -> None:
         self._cluster = cluster

@@ -103,14 +103,7 @@ def as_sentence(clause: str) -> str:
 
 
 class LockTask(NamedTuple):
-    """A task that takes a lock.
-
-    Attributes:
-        task: The Celery task.
-        options: Its options.
-        ttl: Seconds that its lock lasts.
-        limit: Seconds after which it is killed, or None.
-    """
+    """A task that takes a lock, and the seconds after which it is killed, or None."""
 
     task: Task
     options: LockOptions
@@ -120,12 +113,9 @@ class LockTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A deployment as it was found, and the app that uses it.
+    """A deployment as it was found, in node order, and the app that uses it.
 
-    Attributes:
-        redlock: The lock service whose settings the rules go by.
-        reports: The report of each node, in node order.
-        app: The Celery app, or None if there is none.
+    The rules go by the settings of the lock service.
     """
 
     redlock: Redlock
