@@ -74,6 +74,7 @@ from celery.exceptions import Retry as RetriesItself
 from celery_redlock import signals
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.process import start_thread
 from celery_redlock.errors import (
     LockCancelled,
     LockHeld,
@@ -641,23 +642,26 @@ class Execution(TaskLock):
         super().on_cancelled(lease)
         self._in_background(self._cancel_body, lease)
 
-    def _in_background(self, do: Callable[[Lease], None], lease: Lease) -> None:
-        name = f"redlock-stop-{self.call.id}"
-        threading.Thread(target=do, args=(lease,), name=name, daemon=True).start()
+    def _in_background(self, do: Callable[..., None], lease: Lease) -> None:
+        if not start_thread(do, lease):  # and the watchdog, which is here, has to go on
+            do(lease, once=True)
 
-    def _stop_body(self, lease: Lease) -> None:
+    def _stop_body(self, lease: Lease, *, once: bool = False) -> None:
         if not self._decide(lease).goes_on:
-            self._interrupt(lease.lost_error(), every=_INTERRUPT_EVERY)
+            self._interrupt(lease.lost_error(), _INTERRUPT_EVERY, once=once)
 
-    def _cancel_body(self, lease: Lease) -> None:
+    def _cancel_body(self, lease: Lease, *, once: bool = False) -> None:
         error, by = lease.cancelled_error(), lease.cancelled_by
         fields = self.call.log_fields("cancelled", fence=lease.fence, by=by)
         log.warning("%s is stopped: %s", self.call, error, extra=fields)
-        self._interrupt(error, every=self.call.options.task.grace_of_cancelled)
+        grace = self.call.options.task.grace_of_cancelled
+        self._interrupt(error, grace, once=once)
 
-    def _interrupt(self, error: LockLost, *, every: float) -> None:
+    def _interrupt(self, error: LockLost, every: float, *, once: bool) -> None:
         while not self.has_ended:
             has_body = self._interrupter.interrupt(error)
+            if once:
+                return
             SYSTEM_CLOCK.sleep(every if has_body else _LOOK_EVERY)
 
     def _decide(self, lease: Lease) -> LossDecision:
@@ -673,7 +677,7 @@ class Execution(TaskLock):
                 log.warning(text, call, decision.describe(loss), extra=extra)
                 self._dispatch(signals.lock_lost, lease=lease, decision=decision)
                 if call.header.events:
-                    self._in_background(self._send_event, lease)
+                    start_thread(self._send_event, lease)
         return self._decision
 
     def _send_event(self, lease: Lease) -> None:

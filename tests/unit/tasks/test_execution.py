@@ -6,6 +6,7 @@ import contextvars
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redlock import LockLost, current_lease
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.basics import process
 from celery_redlock.locks.lease import LeaseState
 from celery_redlock.policies import DecidedCall, LossDecision
 from celery_redlock.signals import lock_acquired, lock_heartbeat
@@ -137,6 +139,26 @@ def test_lock_lost_before_the_body_begins_is_taken_again(
 
     assert (run.stored, run.result) == (states.SUCCESS, locks[1].fence)
     assert (len(locks), events.seen, live.published) == (2, [], [])
+
+
+def test_body_is_stopped_though_no_thread_can_start(
+    live: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watchdog interrupts it itself: once, for it has other locks to renew."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    @live.task()
+    def job() -> None:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        without = SimpleNamespace(start_new_thread=refuse)
+        monkeypatch.setattr(process, "_thread", without)
+        lose_lock(live)
+
+    run = live.run(job)
+
+    assert (run.stored, type(run.result)) == (states.FAILURE, LockLost)
 
 
 def test_warn_keeps_the_result(live: Worker) -> None:
