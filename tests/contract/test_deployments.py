@@ -158,7 +158,7 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[Deployment]:
 def redlock(nodes: Deployment) -> Redlock:
     """Return a service that has been used before."""
     redlock = nodes.redlock()
-    assert redlock.check().problems == []
+    nodes.wait_until(lambda: not redlock.check().problems)
     return redlock
 
 

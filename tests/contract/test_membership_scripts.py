@@ -1135,8 +1135,9 @@ def test_initialize_of_a_voting_node_changes_nothing(subject: Subject) -> None:
 def test_initialize_ends_no_quarantine(subject: Subject) -> None:
     """A node with a view may have lost locks, and waits like all."""
     subject.enter(quarantine_ms=20_000)
-    status, left = is_unchanged(subject, subject.initialize)
-    assert (status, 18_000 < left <= 20_000) == (QUARANTINED, True)
+    reply = is_unchanged(subject, subject.initialize)
+    assert reply[0] == QUARANTINED, (reply, subject.read(subject.meta))
+    assert 18_000 < reply[1] <= 20_000
 
     subject.end_quarantine()
     assert is_unchanged(subject, subject.initialize) == [

@@ -19,7 +19,7 @@ def new_app(name: str, **settings: Any) -> Celery:
     app = Celery(name, set_as_current=False)
     app.conf.update(
         broker_connection_retry_on_startup=True,
-        redlock_node_timeout=0.25,  # a busy machine
+        redlock_node_timeout=1.0,  # a busy machine
         **settings,
     )
     app.conf.update(json.loads(os.environ[SERVERS])["conf"])

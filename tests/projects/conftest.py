@@ -49,6 +49,10 @@ class Project:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)
 
+    def consume(self, queue: str) -> None:
+        """Let the workers run what waits in a queue that had no consumer before."""
+        self.app.control.add_consumer(queue, reply=True, limit=len(self.workers))
+
     def until_noted(self, what: str, times: int = 1) -> list[dict[str, Any]]:
         """Wait until the bodies have noted this so often, and return the notes."""
         until(lambda: len(notes(what)) >= times, what=f"{times} notes of {what}")

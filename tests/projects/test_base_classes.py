@@ -24,11 +24,12 @@ def test_claims_are_of_the_messages_that_are_sent(project: Project) -> None:
     """Each call is unique while it waits, runs, and leaves no claim behind."""
     for name in ("named", "traced", "carrying"):
         task: Any = getattr(project, name)
-        waiting = task.apply_async((name,), countdown=1)
+        waiting = task.apply_async((name,), queue="later")
         second = task.delay(name)
 
         assert isinstance(second.conflict, Conflict), name
         assert second.id == waiting.id, name
+    project.consume("later")
     for name in ("named", "traced", "carrying"):
         project.until_noted(name)
         project.until_unclaimed(name)
