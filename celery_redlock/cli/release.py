@@ -155,7 +155,7 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
         session.confirm(f"Release this {what}?", yes=yes)
     tool = f"celery redlock release{' --kill' if kill else ''}"
     operator = Operator.here(tool, reason, killed=kill)
-    done = release_confirmed(redlock, key, asked.values, operator)
+    done = release_confirmed(redlock, asked, asked.values, operator)
     nodes = done.nodes
     document["released"] = {
         label: nodes.results.get(label, nodes.unseen.get(label))

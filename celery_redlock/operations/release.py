@@ -258,10 +258,9 @@ class Released:
         nodes: Whether it was deleted on each node.
     """
 
-    key: str
+    asked: Question
     holders: str
     nodes: PerNode[bool]
-    quorum: int
     operator: Operator
 
     @property
@@ -272,7 +271,7 @@ class Released:
     @property
     def may_be_held(self) -> bool:
         """Whether a majority was not reached or refused, and may still have it."""
-        return len(self.nodes.unseen) >= self.quorum
+        return len(self.nodes.unseen) >= self.asked.found.seen.ballot.quorum
 
     @property
     def fact(self) -> str:
@@ -287,19 +286,22 @@ class Released:
 
         The levels are those of Django: ``success``, ``warning``, ``error``.
         """
+        key = self.asked.key
         if self.may_be_held:
             who, they = "too few nodes released it", "they"
-            if self.quorum == 1:
+            if len(self.asked.found.nodes) == 1:
                 who, they = "the node did not release it", "it"
-            fact = f"The lock {self.key} may still be held: {who}."
+            fact = f"The lock {key} may still be held: {who}."
             told = [("error", f"{fact} Release it again when {they} can.")]
         elif self.number:
-            told = [("success", f"Released {self.key}{self._where}.")]
+            told = [("success", f"Released {key}{self._where}.")]
         elif self.operator.killed:
             told = [("success", "Its lock was released when it ended.")]
         else:
-            told = [("warning", _GONE.format(key=self.key))]
+            told = [("warning", _GONE.format(key=key))]
         kept = "It keeps the lock until its ttl has ended."
+        if math.isinf(self.asked.found.seen.ttl_left):
+            kept = "It keeps the lock, which has no ttl."
         for label, why in self.nodes.unseen.items():
             told.append(("warning", f"Node {label} {why}. {kept}"))
         return told
@@ -312,17 +314,16 @@ class Released:
 
 
 def release(
-    redlock: Redlock, key: str, values: Iterable[str], operator: Operator
+    redlock: Redlock, asked: Question, values: Iterable[str], operator: Operator
 ) -> Released:
-    """Delete a lock on each node that has one of these values; write a record.
+    """Delete the lock on each node that has one of these values; write a record.
 
     All keys that were taken together with this one are released, but no permit for a
     start: that ends by itself, or is released by its own name. A node that refuses,
     or does not answer within ``connect_timeout``, keeps the lock until its ttl has
     ended. The values are those that the operator has confirmed: `Question.confirmed`.
     """
-    values = [*values]
-    calls = []
+    key, values, calls = asked.key, [*values], []
     for value in values:
         # A value of another program has no holder that could look for the record.
         holder = holder_in(value)
@@ -345,7 +346,7 @@ def release(
         return [GRANTED, 0] in client.carry_out(*commands)
 
     nodes = each_answering(redlock, visit)
-    return Released(key, holders_text(values), nodes, redlock.quorum, operator)
+    return Released(asked, holders_text(values), nodes, operator)
 
 
 def _proof(client: NodeClient, name: str, value: str) -> bytes:

@@ -443,7 +443,7 @@ class LockPage:
             return self._refuse(request, str(error), HTTPStatus.CONFLICT)
         host = str(request.environ.get("REMOTE_ADDR", ""))
         operator = Operator(who, _TOOL, reason, host=host)
-        done = release(self._redlock(), key, values, operator)
+        done = release(self._redlock(), asked, values, operator)
         log.warning("%s released the lock %r%s", operator.who, key, done.fact)
         with self._mutex:
             self._snapshot = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock.locks.limits import Limit
-from tests.cli.project import claim
+from tests.cli.project import Typing, claim
 from tests.conftest import with_long
 from tests.nodes.support import locks
 
@@ -214,6 +214,22 @@ def test_lead_without_a_ttl_never_ends(project: Project) -> None:
 
     assert f"{key} is led by" in shown.out
     assert "expires  never: it has no ttl" in shown.out
+
+
+def test_lock_without_a_ttl_stays_on_a_node_that_does_not_release_it(
+    project: Project,
+) -> None:
+    """The end of no ttl is told to be waited for."""
+    project.hold("k")
+    for node in project.nodes:
+        node.command("PERSIST", "redlock:lock:k")
+
+    answer = Typing(lambda: project.kill(0), "y\n")
+    run = project.redlock("release", "k", typed=answer)
+
+    assert run.code == 0
+    assert "Released k on 2 of 3 nodes" in run.out
+    assert "refused the connection. It keeps the lock, which has no ttl." in run.out
 
 
 def test_start_without_a_ttl_never_ends(project: Project) -> None:

@@ -11,7 +11,7 @@ import pytest
 from celery_redlock.election import Elector
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
-from celery_redlock.operations.release import Operator, release
+from celery_redlock.operations.release import Operator, ask, release
 from tests.cli.project import FOREIGN, Typing
 from tests.nodes.support import MAX_TTL, SHORT, client, until
 
@@ -91,7 +91,8 @@ def test_release_of_nothing_is_told_as_one(
     """The log of the page and of the admin has no release that was none."""
     project = start_project(1)
 
-    done = release(project.service, "k", ["by hand"], Operator("alice", "a test"))
+    asked = ask(project.service, "k")
+    done = release(project.service, asked, ["by hand"], Operator("alice", "a test"))
 
     assert done.fact == " on no node, held by another program."
 
@@ -119,7 +120,8 @@ def test_release_is_logged_without_what_controls_a_terminal(
     value = FOREIGN.replace("proj.other", "proj\x1b[2J")
     project.nodes[0].command("SET", "redlock:lock:k", value)
 
-    done = release(project.service, "k", [value], Operator("alice", "a test"))
+    asked = ask(project.service, "k")
+    done = release(project.service, asked, [value], Operator("alice", "a test"))
 
     assert done.number == 1
     assert done.fact.isprintable()

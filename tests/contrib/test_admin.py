@@ -408,9 +408,9 @@ def test_release_is_listed_with_its_reason(site: Site) -> None:
     browser = site.log_in(MAY)
     browser.post(RELEASE, {**confirmed(browser), "reason": "stuck <b>"}, follow=True)
     site.hold("elsewhere")
-    values = ask(site.service, "elsewhere").values
+    asked = ask(site.service, "elsewhere")
     by = Operator("alice", "celery redlock release", "leaks", host="web-9")
-    release(site.service, "elsewhere", values, by)
+    release(site.service, asked, asked.values, by)
     site.hold()
 
     everything, one = browser.get(LIST), browser.get(RELEASE, {"key": "k"})

@@ -11,7 +11,7 @@ from celery_redlock.election import Elector
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import wanted
-from celery_redlock.operations.release import Operator, release
+from celery_redlock.operations.release import Operator, ask, release
 from tests.cli.project import Project
 from tests.docs.shown import Shown, assert_shown, commands_shown
 
@@ -64,14 +64,10 @@ def hold_one(project: Project) -> None:
 
 def release_one(project: Project) -> None:
     """Let an operator release the lock of a call."""
-    lease = project.hold("invoice:42", task_id=TASK_IDS[0])
+    hold_one(project)
     alice = Operator("alice", "celery redlock release", "stuck since noon", "web-1")
-    values = [
-        value
-        for node in project.nodes
-        if (value := node.command("GET", f"redlock:lock:{lease.key}"))
-    ]
-    release(project.service, "invoice:42", set(values), alice)
+    asked = ask(project.service, "invoice:42")
+    release(project.service, asked, asked.values, alice)
 
 
 def claim_two(project: Project) -> None:

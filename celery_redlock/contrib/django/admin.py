@@ -49,6 +49,8 @@ from celery_redlock.web.parts import PageStyle
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
+    from celery_redlock.operations.release import Question
+
 log = logging.getLogger(__name__)
 
 _LIST = "admin:celery_redlock_heldlock_changelist"
@@ -142,7 +144,7 @@ class HeldLockAdmin(_ReadOnly):
             asked = ask_for_page(redlock, key)
             if request.method == "POST":
                 values = asked.confirmed(request.POST.getlist("shown"))
-                self._release(request, key, values)
+                self._release(request, asked, values)
                 return redirect(self._url(_LIST))
         except RedlockError as error:
             messages.warning(request, str(error))
@@ -156,9 +158,11 @@ class HeldLockAdmin(_ReadOnly):
         }
         return self._page(request, "release_lock", "Release a lock?", context)
 
-    def _release(self, request: HttpRequest, key: str, values: list[str]) -> None:
+    def _release(
+        self, request: HttpRequest, asked: Question, values: list[str]
+    ) -> None:
         """Release the lock. If the log entry cannot be written, nothing is released."""
-        redlock = runtime_of(celery_app()).redlock
+        redlock, key = runtime_of(celery_app()).redlock, asked.key
         name = printable(key)  # PostgreSQL has no NUL in a text
         with transaction.atomic(using=router.db_for_write(LogEntry)):
             entry = LogEntry.objects.create(
@@ -173,7 +177,7 @@ class HeldLockAdmin(_ReadOnly):
             )
             reason = request.POST.get("reason", "")
             operator = Operator(str(request.user), "the Django admin", reason)
-            done = release(redlock, key, values, operator)
+            done = release(redlock, asked, values, operator)
             log.warning("%s released the lock %r%s", operator.who, key, done.fact)
             entry.change_message = f"Released{done.fact}"
             entry.save(update_fields=["change_message"])
