@@ -173,8 +173,9 @@ class Question:
             named = ", ".join(others[:_MOST_NAMED])
             more = len(others) - _MOST_NAMED
             named += f" and {more:,} more" if more > 0 else ""
+            are = "may be" if self.found.is_held is None else "are"
             facts += [
-                f"Other permits of {self.key} are in use, and stay: {named}.",
+                f"Other permits of {self.key} {are} in use, and stay: {named}.",
                 f"To release one, name it: `{COMMAND} release '{others[0]}'`.",
             ]
         if not self.values:

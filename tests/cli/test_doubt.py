@@ -251,8 +251,10 @@ def test_permits_that_may_be_held_are_not_counted_as_free(project: Project) -> N
     project.kill(0, 1)
 
     run = project.redlock("show", "imports")
+    asked = project.redlock("release", "imports", "--dry-run")
 
     assert run.code == 3
+    assert "Other permits of imports may be in use, and stay: imports##2." in asked.out
     assert "imports: 0 of 3 permits in use for certain." in run.out
     assert "imports: 0 of 4 starts in 60 s are taken for certain." in run.out
 
