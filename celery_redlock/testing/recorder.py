@@ -95,12 +95,12 @@ class SignalRecorder:
     def __enter__(self) -> Self:
         # Imported on use: the rest of this package works without Celery.
         signals = importlib.import_module("celery_redlock.signals")
-        for name in self._only or signals.__all__:
-            signal = getattr(signals, name)
-            if hasattr(signal, "connect"):
-                receiver = self._receiver(name)
-                signal.connect(receiver, weak=False)
-                self._receivers.append((signal, receiver))
+        names = self._only or signals.__all__
+        # Before one is connected: a name that is none is an error.
+        found = [(getattr(signals, name), self._receiver(name)) for name in names]
+        for signal, receiver in found:
+            signal.connect(receiver, weak=False)
+        self._receivers = found
         return self
 
     def __exit__(self, *_: object) -> None:

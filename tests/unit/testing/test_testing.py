@@ -396,6 +396,17 @@ def test_recorder_can_be_limited_to_names() -> None:
     assert events.names == ["lock_lost"]
 
 
+def test_recorder_of_an_unknown_signal_records_none() -> None:
+    """A name that is misspelt is an error before any signal is connected."""
+    events = SignalRecorder("lock_lost", "lock_lots")
+
+    with pytest.raises(AttributeError, match="lock_lots"), events:
+        pass
+    lock_lost.send(sender=None, lease=1, task_id="", decision=None)
+
+    assert events.names == []
+
+
 def test_recorder_waits_for_signals_of_threads() -> None:
     """It returns once the signal was sent the given number of times."""
     with SignalRecorder() as events:
