@@ -51,7 +51,7 @@ def page(
             the nodes only.
         token: The token that a release needs, 16 characters at least. Without a token,
             the page is read-only.
-        hosts: The names under which browsers reach the page, without a port. The page
+        hosts: The names under which browsers reach the page, at any port. The page
             refuses requests for other names. None: all names.
 
     Raises:

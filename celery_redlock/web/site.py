@@ -194,7 +194,9 @@ class LockPage:
         self._service: Redlock | None = app_or_redlock if is_service else None
         self._app = None if is_service else app_or_redlock
         self._token = token
-        self._hosts = None if hosts is None else {host.lower() for host in hosts}
+        self._hosts = None
+        if hosts is not None:  # one of them may have a port, or be an IPv6 address
+            self._hosts = {_name_of(host) or host.lower() for host in hosts}
         self._mutex = threading.Lock()
         self._snapshot: _Snapshot | None = None
         self._guesses = Guesses()

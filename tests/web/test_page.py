@@ -451,6 +451,18 @@ def test_page_for_known_hosts_answers_under_no_other_name(office: Office) -> Non
     page.close()
 
 
+@pytest.mark.parametrize("host", ["locks.example:8443", "[::2]:8443", "::2"])
+def test_page_answers_under_a_name_that_was_given_with_its_port(
+    office: Office, host: str
+) -> None:
+    """As an operator copies it from the address of a proxy."""
+    page = web.page(office.service, hosts=[host])
+    browser = "[::2]" if "::" in host else "locks.example"
+
+    assert office.get(page=page, HTTP_HOST=browser).status == 200
+    assert office.get(page=page, HTTP_HOST="evil.example:8443").status == 421
+
+
 def test_page_that_is_mounted_has_links_below_its_place(office: Office) -> None:
     """The address without a slash at the end leads to the page."""
     office.hold("a b&c")
