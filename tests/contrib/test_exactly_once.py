@@ -68,6 +68,15 @@ def sqlite_rows(sqlite: str) -> Iterator[DjangoLedger]:
 
 
 @pytest.fixture
+def postgres_rows(postgres: str) -> Iterator[DjangoLedger]:
+    """Give rows and records of Django in PostgreSQL."""
+    ledger = DjangoLedger(postgres)
+    with closing_connections():
+        yield ledger
+        ledger.clear()
+
+
+@pytest.fixture
 def session_rows(sqlite: str) -> Iterator[SqlAlchemyLedger]:
     """Give rows and records of SQLAlchemy in SQLite."""
     ledger = SqlAlchemyLedger(sqlite)
@@ -686,12 +695,49 @@ def test_connection_that_dies_in_the_body_rolls_back(
     assert ledger.count(name) == 1
 
 
+def test_connection_that_its_driver_knows_to_be_dead_is_replaced(
+    worker: Worker, postgres_rows: DjangoLedger, name: str
+) -> None:
+    """The begin of the transaction fails: the call has not begun yet."""
+    add = adding(worker, postgres_rows)
+    connections[postgres_rows.database].ensure_connection()
+    postgres_rows.break_connection()
+
+    run = worker.run(add, name)
+
+    assert (run.stored, run.result) == (states.SUCCESS, [name])
+    assert postgres_rows.count(name) == 1
+
+
+def test_connection_that_django_has_replaced_is_no_open_one(
+    worker: Worker,
+    postgres_rows: DjangoLedger,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It connects anew where a rollback fails; the error was of the one before."""
+    add, breaks = adding(worker, postgres_rows), [postgres_rows.break_connection]
+    store = runtime_of(worker.app).options(add).records
+    find = store._find  # noqa: SLF001  (the first statement of the transaction)
+
+    def find_after_break(record_id: str) -> Any:
+        if breaks:
+            breaks.pop()()
+        return find(record_id)
+
+    monkeypatch.setattr(store, "_find", find_after_break)
+
+    run = worker.run(add, name)
+
+    assert (run.stored, run.result) == (states.SUCCESS, [name])
+    assert postgres_rows.count(name) == 1
+
+
 def test_dead_connections_of_a_pool_are_replaced(
-    worker: Worker, postgres: str, name: str
+    worker: Worker, postgres: str, postgres_rows: DjangoLedger, name: str
 ) -> None:
     """After a restart of the server, none of those that the pool has is alive."""
     pytest.importorskip("psycopg_pool")
-    ledger = DjangoLedger(postgres)
     pool = {"min_size": 3, "max_size": 3}
     options = {"pool": pool, "application_name": name}
 
@@ -721,7 +767,7 @@ def test_dead_connections_of_a_pool_are_replaced(
 
     assert ended == [(True,)] * 3
     assert (run.stored, run.result) == (states.SUCCESS, name)
-    assert ledger.count(name) == 1
+    assert postgres_rows.count(name) == 1
 
 
 @pytest.mark.parametrize("retries", [True, False])

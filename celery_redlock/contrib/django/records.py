@@ -118,25 +118,32 @@ class DjangoRecords:
             )
 
     def _begin(self, record_id: str) -> tuple[Any, CallRecord | None]:
+        connection = connections[self._alias]
         for is_last in (False, True):
-            atomic = transaction.atomic(using=self._alias)
-            atomic.__enter__()
+            atomic, its = transaction.atomic(using=self._alias), connection.connection
+            try:
+                atomic.__enter__()
+            except (DatabaseError, InterfaceError):
+                if is_last or its is None:
+                    raise
+                _replace(connection)
+                continue
+            its = connection.connection
             try:
                 return atomic, self._find(record_id)
             except BaseException as error:
                 atomic.__exit__(*sys.exc_info())
-                connection = connections[self._alias]
                 if not isinstance(error, (DatabaseError, InterfaceError)):
                     raise
-                is_open = connection.connection is not None and connection.is_usable()
+                # Django may have connected anew by now, in place of a dead one.
+                is_same = its is not None and connection.connection is its
+                is_open = is_same and connection.is_usable()
                 if is_open or connection.in_atomic_block:
                     self._refuse_missing_table(error)
                     raise
                 if is_last:
                     raise
-                connection.close()
-                if pool := getattr(connection, "pool", None):
-                    pool.check()  # its other connections may be as dead
+                _replace(connection)
         raise AssertionError  # the loop ends in a return or an error
 
     def _find(self, record_id: str) -> CallRecord | None:
@@ -158,6 +165,13 @@ class DjangoRecords:
                 "exactly_once_in. Nothing was done. Run `manage.py migrate "
                 f"celery_redlock --database={self._alias}`."
             ) from error
+
+
+def _replace(connection: Any) -> None:
+    """Have another connection take the place of one that is dead."""
+    connection.close()
+    if pool := getattr(connection, "pool", None):
+        pool.check()  # its other connections may be as dead
 
 
 def check_alias(what: str, alias: str) -> None:
