@@ -238,7 +238,8 @@ class FakeNodes:
 
     def drain(self) -> None:
         """Read the replies that have arrived, without waiting."""
-        self.wait(until=self.clock.monotonic())
+        now = self.clock.monotonic()
+        self.wait(until=now, give_up_at=now)
 
     def close(self) -> None:
         """Close all connections. The nodes still run what was sent."""
