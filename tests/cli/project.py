@@ -243,13 +243,16 @@ class Project:
             )
         )
 
-    def on_a_terminal(self, *words: str, columns: int = 100, until: str = "") -> str:
+    def on_a_terminal(
+        self, *words: str, columns: int = 100, until: str = "", typed: str = ""
+    ) -> str:
         """Run the command on a terminal and return what appeared there.
 
         Args:
             words: The rest of the command line.
             columns: The width of the terminal.
             until: After these words have appeared, Ctrl-C is pressed.
+            typed: What is typed then instead.
         """
         master, slave = pty.openpty()
         terminal = {"COLUMNS": str(columns), "LINES": "24", "TERM": "xterm-256color"}
@@ -268,7 +271,10 @@ class Project:
             while chunk := os.read(master, 1 << 16):
                 shown += chunk
                 if until and until.encode() in shown:
-                    process.send_signal(signal.SIGINT)
+                    if typed:
+                        os.write(master, typed.encode())
+                    else:
+                        process.send_signal(signal.SIGINT)
                     until = ""
         os.close(master)
         process.wait(timeout=_DEADLINE)

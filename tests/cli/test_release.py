@@ -198,13 +198,14 @@ def test_release_without_a_yes_does_nothing(
     assert claimed(project) == {"invoice:1"}
 
 
-def test_release_that_is_interrupted_at_the_question_does_nothing(
+def test_release_that_gets_no_answer_at_a_terminal_does_nothing(
     project: Project,
 ) -> None:
-    """Ctrl-C is typed at a terminal: none is missing, and no option is advised."""
+    """Ctrl-D is typed at a terminal: none is missing, and no option is advised."""
     project.hold("k")
 
-    shown = project.on_a_terminal("release", "k", until="Release this lock?")
+    asked = "Release this lock?"
+    shown = project.on_a_terminal("release", "k", until=asked, typed="\x04")
 
     assert "Nothing was done." in shown
     assert "There is no terminal" not in shown
