@@ -185,9 +185,9 @@ _TRANSACTION_MODE = (
     "the server itself"
 )
 _WRITTEN = (
-    f"gets the table {TABLE} by the subscription {{0}}: to release a lock on the other "
-    "server would delete that of another call here; when no client uses the other "
-    "server any more, ALTER SUBSCRIPTION {0} DISABLE, or drop it"
+    f"gets the table {TABLE} by the subscription {{0}}: what deletes an ended lock on "
+    "the other server would delete that of another call here; when no client uses the "
+    "other server any more, ALTER SUBSCRIPTION {0} DISABLE, or drop it"
 )
 _ELSEWHERE = (
     "The connection leads to another database than redlock_nodes, so "

@@ -188,7 +188,7 @@ def test_upgraded_server_waits_until_all_locks_have_ended(
 
 
 def test_server_that_gets_our_table_from_another_one_has_no_vote(key: str) -> None:
-    """The release of a lock there would delete the lock of another call here."""
+    """A client there that deletes an ended lock would delete that of a call here."""
     with postgresql(Publisher) as old, postgresql(Primary) as new:
         for server in (old, new):
             Store.prepare(server.store_url, 5.0)
