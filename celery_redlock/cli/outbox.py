@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery_redlock.cli.output.ink import painted
-from celery_redlock.cli.output.session import DONE, WARNING, Command, Session
+from celery_redlock.cli.output.session import (
+    DONE,
+    ERROR,
+    WARNING,
+    Command,
+    Session,
+    reason_of,
+)
 from celery_redlock.effects.outbox import Outbox, outboxes_of
 from celery_redlock.operations.words import duration, plural
 
@@ -31,19 +38,29 @@ def outbox(session: Session, *, publish: bool) -> int:
     process was killed then, or if the broker was away. The periodic task
     ``celery_redlock.publish_outbox`` publishes it; so does ``--publish``, at once.
 
-    Exits with 1 if messages wait.
+    Exits with 1 if messages wait, and with 3 if a database could not be used.
     """
     app = session.loaded_app
-    lines, facts = [], []
+    lines: list[str] = []
+    facts: list[dict[str, Any]] = []
     for one in outboxes_of(app):
-        published, kept = _publish(one, app) if publish else (0, [])
-        said, fact = _state(one, published, did_publish=publish)
+        try:
+            published, kept = _publish(one, app) if publish else (0, [])
+            said, fact = _state(one, published, did_publish=publish)
+        except Exception as error:  # noqa: BLE001  (each driver has its own)
+            reason = reason_of(error)
+            text = f"The outbox of {one.name!r} cannot be used: {reason}."
+            lines.append(painted(text, "bad"))
+            facts.append({"outbox": one.name, "error": reason})
+            continue
         lines += [said, *(painted(text, "warning") for text in kept[:_MOST_TOLD])]
         if len(kept) > _MOST_TOLD:
             more = plural(len(kept) - _MOST_TOLD, "more message")
             lines.append(f"and {more} that could not be published.")
         facts.append({**fact, "kept": kept})
     session.tell(lines or ["The app has no outbox."], lambda: {"outboxes": facts})
+    if any("error" in fact for fact in facts):
+        return ERROR
     return WARNING if any(fact["waiting"] for fact in facts) else DONE
 
 

@@ -98,3 +98,31 @@ def test_message_that_cannot_be_published_is_shown_with_the_reason(
     assert second.startswith("ship[the-id] stays in the outbox of 'orders', since")
     assert "refused" in second
     assert document["outboxes"][0]["kept"][0].startswith("ship[the-id] stays")
+
+
+def test_database_that_is_away_is_told_beside_the_other_outboxes(
+    project: Project,
+    sessions: Callable[[], Session],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An operator gets no traceback, and sees what waits elsewhere."""
+    monkeypatch.setattr("celery_redlock.effects.outbox._known", WeakSet())
+    engine = create_engine(f"sqlite:///{tmp_path / 'away' / 'db'}")
+
+    def invoices() -> Session:
+        return Session(engine)
+
+    invoices.__qualname__ = "invoices"
+    outboxes = [Outbox(invoices), Outbox(sessions)]
+
+    for words in (("outbox",), ("outbox", "--publish")):
+        run = project.redlock(*words)
+        assert run.code == 3
+        assert "The outbox of 'invoices' cannot be used: OperationalError: " in run.out
+        assert "unable to open database file." in run.out
+        assert "0 messages waiting" in run.out
+    failed, other = project.redlock("outbox", "--json").document["outboxes"]
+    assert sorted(failed) == ["error", "outbox"]
+    assert other["waiting"] == 0
+    assert len(outboxes) == 2

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cli.project import Project
 
 
@@ -15,3 +20,16 @@ def test_prune_without_records_deletes_none(project: Project) -> None:
     assert (run.code, run.out) == (0, "0 records deleted.\n")
     assert project.redlock("prune", "--node", "redis://a").code == 2
     assert project.redlock("prune", "--json").out == '{"deleted": 0}\n'
+
+
+def test_database_that_is_away_is_told(project: Project, tmp_path: Path) -> None:
+    """An operator gets no traceback."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'away' / 'db'}")
+
+    run = project.redlock(
+        "prune", proj_import={"exactly_once_in": lambda: Session(engine)}
+    )
+
+    assert run.code == 3
+    assert "A database failed; what was deleted before stays deleted: " in run.err
+    assert "unable to open database file" in run.err

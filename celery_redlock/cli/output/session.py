@@ -18,6 +18,7 @@ from celery.bin.base import CeleryCommand
 from celery_redlock.app.runtime import forget_runtimes, runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.secret import SecretUrl
+from celery_redlock.basics.text import MOST_TOLD, printable_line
 from celery_redlock.cli.output.ink import inked
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
 
@@ -236,6 +237,12 @@ class Command(CeleryCommand):
             "No app is named. Name yours with -A: `celery -A proj redlock "
             f"{ctx.info_name} ...`, or name its nodes: `--node URL`. "
         )
+
+
+def reason_of(error: Exception) -> str:
+    """Return in a line what a database says, or its driver."""
+    text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return printable_line(text, MOST_TOLD).rstrip(".")
 
 
 def _code_of(error: Failure | RedlockError) -> int:
