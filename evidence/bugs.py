@@ -341,6 +341,19 @@ BUGS = (
         fixed_in="5a9b6c1",
         way=Guard(f"{_ONCE}::test_body_does_not_begin_after_the_lock_was_lost"),
     ),
+    Bug(
+        name="loss-without-a-thread",
+        effect=Effect.HOLDERS,
+        text="A body that had lost its lock was stopped by a thread of its own. Where "
+        "no further thread could start, it ran on.",
+        found_by=Finder.REVIEW,
+        fixed_in="8f81c77",
+        way=Guard(
+            "tests/unit/tasks/test_execution.py::"
+            "test_body_is_stopped_though_no_thread_can_start"
+        ),
+        note="The fence refuses what it writes. Tests had no limit of threads there.",
+    ),
     # -- fences ----------------------------------------------------------------------
     Bug(
         name="raise-on-any-node",
@@ -502,6 +515,19 @@ BUGS = (
         fixed_in="ad79e53",
         way=Planted("watchdog sleeps too long"),
         note="Found at seed 8310251.",
+    ),
+    Bug(
+        name="lock-deleted-by-a-publisher",
+        effect=Effect.LOST,
+        text="The table of locks was in a publication of logical replication. A sweep "
+        "on the old server deleted a valid lock on the new one.",
+        found_by=Finder.REVIEW,
+        fixed_in="3e247fe",
+        way=Guard(
+            "tests/stores/test_failover.py::"
+            "test_server_that_gets_our_table_from_another_one_has_no_vote"
+        ),
+        note="No tool has two servers of which one writes into the other.",
     ),
     # -- jobs that are lost ----------------------------------------------------------
     Bug(
@@ -675,6 +701,21 @@ BUGS = (
             "test_claim_takes_no_name_of_a_job_for_a_key"
         ),
         note="Task ids of tests are random.",
+    ),
+    Bug(
+        name="slot-that-the-latest-call-ran-twice",
+        effect=Effect.JOB_TWICE,
+        text="A beat sent a slot twice, as it died between sending and recording it. "
+        "Under `buffer_one` and `cancel_running` both messages ran, one after the "
+        "other.",
+        found_by=Finder.REVIEW,
+        fixed_in="ce89a03",
+        way=Guard(
+            "tests/unit/tasks/test_admission.py::"
+            "test_second_message_is_skipped_where_the_first_has_begun"
+        ),
+        note="The second message of a first one that ended in its favour has to run: "
+        "that had been repaired before, in a way that let both run.",
     ),
     # -- locks that are left ---------------------------------------------------------
     Bug(
@@ -967,6 +1008,19 @@ BUGS = (
         ),
         note="Found at seed 2619. An operator [lets the node join "
         "again](../how-to/operating-nodes.md#let-a-refused-node-join).",
+    ),
+    Bug(
+        name="broker-that-hangs",
+        effect=Effect.LATE,
+        text="Publishing after a commit, and a call that is published again, waited "
+        "for a Redis broker that hangs as long as it did.",
+        found_by=Finder.REVIEW,
+        fixed_in="19082b0",
+        way=Guard(
+            "tests/contrib/test_confirmed.py::"
+            "test_redis_that_hangs_delays_a_commit_for_a_bounded_time"
+        ),
+        note="The torture stops a RabbitMQ, and kills a Redis.",
     ),
     # -- wrong statements ------------------------------------------------------------
     Bug(
