@@ -241,8 +241,8 @@ class Command(CeleryCommand):
 
 def reason_of(error: Exception) -> str:
     """Return in a line what a database says, or its driver."""
-    text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return printable_line(text, MOST_TOLD).rstrip(".")
+    first, _, _ = str(error).partition("\n")
+    return printable_line(f"{type(error).__name__}: {first}", MOST_TOLD).rstrip(".")
 
 
 def _code_of(error: Failure | RedlockError) -> int:
