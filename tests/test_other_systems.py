@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 import celery_redlock
-from tests.conftest import with_long
 from tests.harness.programs import end_of
 
 if TYPE_CHECKING:
@@ -198,7 +197,8 @@ def run(system: str, program: str, *words: str) -> list[str]:
     return end_of(*line, variables=path).stdout.splitlines()
 
 
-@pytest.mark.parametrize("system", with_long(SYSTEMS, *[*SYSTEMS][1:]))
+@pytest.mark.long
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_all_of_the_package_works_without_linux(
     system: str, three_nodes: DevNodes
 ) -> None:
@@ -215,6 +215,7 @@ def test_all_of_the_package_works_without_linux(
     ]
 
 
+@pytest.mark.long
 def test_windows_refuses_what_it_does_not_have() -> None:
     """Errors name what is missing: for nodes at their start, for a setting at once."""
     _, nodes, unix_socket = run("win32", NODES + UNIX_SOCKET)

@@ -146,6 +146,7 @@ def test_leader_command_shows_the_leader_and_the_standbys(beats: Beats) -> None:
     assert leader_facts(beats)["standbys"] == []
 
 
+@pytest.mark.long
 def test_setting_that_is_wrong_ends_beat_in_one_line(beats: Beats) -> None:
     """The line names the setting, and there is no traceback."""
     settings = {"redlock_beat_scheduler": "no.such:Scheduler"}

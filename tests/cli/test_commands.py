@@ -152,7 +152,9 @@ def test_command_needs_a_majority_of_the_nodes(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device")
-@pytest.mark.parametrize("words", [("ls",), ("doctor", "--json")])
+@pytest.mark.parametrize(
+    "words", [("ls",), pytest.param(("doctor", "--json"), marks=pytest.mark.long)]
+)
 def test_output_that_cannot_be_written_is_told_in_one_line(
     project: Project, words: tuple[str, ...]
 ) -> None:
@@ -193,6 +195,7 @@ def test_celery_help_imports_no_command() -> None:
     assert printed == ["[]"]
 
 
+@pytest.mark.long
 def test_shell_completes_commands_and_options() -> None:
     """As the page says, by the completion that Celery has of click."""
     typed = "celery -A proj redlock doctor --"

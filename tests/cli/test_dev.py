@@ -45,6 +45,7 @@ def test_dev_runs_nodes_until_it_is_ended(
     assert not [pid for pid in servers if is_alive(pid)]
 
 
+@pytest.mark.long
 def test_dev_in_the_background_ends_by_sigterm(
     project: Project, redis_server: str
 ) -> None:
@@ -79,6 +80,7 @@ def test_dev_prints_settings_that_can_be_pasted(
     assert settings["redlock_max_ttl"] == 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("store", with_long(STORES, "etcd", "zookeeper"))
 def test_dev_runs_a_store_in_place_of_nodes(project: Project, store: str) -> None:
     """The settings have one URL, which grants locks at once, until Ctrl-C."""
@@ -121,6 +123,7 @@ def test_dev_names_the_package_of_a_server_that_is_missing(
     assert "Traceback" not in run.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("store", "driver"),
     [

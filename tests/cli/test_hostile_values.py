@@ -53,6 +53,7 @@ def one(start_project: Callable[..., Project]) -> Project:
     return project
 
 
+@pytest.mark.long
 def test_no_value_of_a_lock_breaks_a_command(one: Project) -> None:
     """Numbers out of bounds and foreign lines are read as nothing."""
     for value in VALUES:
@@ -88,6 +89,7 @@ def test_value_of_another_program_is_listed_as_unreadable(one: Project) -> None:
 SEQUENCE = "id\x1b]0;OWNED\x07\x1b[2J"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

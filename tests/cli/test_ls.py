@@ -214,6 +214,7 @@ def test_ls_scans_in_small_steps(project: Project) -> None:
             assert (verb, count_word, int(count) <= 500) == ("SCAN", "COUNT", True)
 
 
+@pytest.mark.long
 def test_ls_fits_the_terminal(project: Project) -> None:
     """Lines are cut to its width, and keys cannot send control characters to it."""
     project.steal(f"{'long' * 30}\x1b[2J", 0, 1, 2)  # by another program
@@ -226,6 +227,7 @@ def test_ls_fits_the_terminal(project: Project) -> None:
     assert max(map(len, plain.splitlines())) <= 80
 
 
+@pytest.mark.long
 def test_ls_watches_until_it_is_interrupted(project: Project) -> None:
     """``--watch`` lists the locks again and again, and Ctrl-C is no error."""
     with project.start("ls", "--watch", "--every", "0.05", "--json") as watching:

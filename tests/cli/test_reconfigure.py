@@ -133,6 +133,7 @@ def test_plan_of_a_change_that_is_finished_is_no_report(
     assert "This change is taken back:" not in run.out
 
 
+@pytest.mark.long
 def test_reconfigure_resumes_after_an_interrupt(
     start_project: Callable[..., Project],
 ) -> None:

@@ -198,6 +198,7 @@ def test_release_without_a_yes_does_nothing(
     assert claimed(project) == {"invoice:1"}
 
 
+@pytest.mark.long
 def test_release_that_gets_no_answer_at_a_terminal_does_nothing(
     project: Project,
 ) -> None:

@@ -18,6 +18,7 @@ import celery_redlock.cli.run as run_module
 from celery_redlock.devnodes.processes import Process
 from celery_redlock.errors import LockHeld
 from tests.cli.project import FOREIGN, Run, run_here
+from tests.conftest import with_long
 from tests.harness.processes import is_alive
 from tests.harness.programs import end_of
 from tests.harness.waiting import until
@@ -115,6 +116,7 @@ def test_grace_that_is_no_time_is_wrong_usage(
     assert "it ran" not in run.out
 
 
+@pytest.mark.long
 def test_options_may_follow_the_key(shared_nodes: DevNodes, key: str) -> None:
     """Those of the command, behind ``--``, are its own."""
     command = ("sh", "-c", "exit $1", "--wait", "3")
@@ -144,6 +146,7 @@ def test_command_runs_and_gives_its_exit_code(
     until_nothing_is_left(shared_nodes, key)
 
 
+@pytest.mark.long
 def test_command_is_a_usual_process(shared_nodes: DevNodes, key: str) -> None:
     """It reads stdin, and ends when nothing reads what it writes."""
     line = words(shared_nodes, "run", key, "sh", "-c", "cat; yes; exit 1")
@@ -228,7 +231,11 @@ def test_sigterm_ends_the_command_and_frees_the_lock(
 
 
 @pytest.mark.parametrize(
-    ("script", "code"), [(PATIENT, 7), (STUBBORN, 137)], ids=["patient", "stubborn"]
+    ("script", "code"),
+    [
+        pytest.param(PATIENT, 7, id="patient"),
+        pytest.param(STUBBORN, 137, id="stubborn", marks=pytest.mark.long),
+    ],
 )
 def test_lost_lock_ends_the_command(
     shared_nodes: DevNodes,
@@ -265,7 +272,7 @@ def reaping(orphan: int) -> Iterator[None]:
         end.result()
 
 
-@pytest.mark.parametrize("is_lost", [False, True], ids=["signal", "loss"])
+@pytest.mark.parametrize("is_lost", with_long([False, True], "True"))
 def test_programs_that_the_command_started_end_with_it(
     shared_nodes: DevNodes,
     key: str,
@@ -313,6 +320,7 @@ def test_signal_ends_a_command_that_is_just_being_started(
 AT_TERMINAL = "import pty, sys; pty.spawn(sys.argv[1:])"
 
 
+@pytest.mark.long
 def test_command_can_ask_at_the_terminal_beside_a_pipe(
     shared_nodes: DevNodes, key: str
 ) -> None:
@@ -328,6 +336,7 @@ def test_command_can_ask_at_the_terminal_beside_a_pipe(
     assert b"got-hello\r\ndata" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux does it")
 def test_kill_of_the_holder_kills_the_command(
     redlock: Redlock, key: str, start: Callable[..., tuple[Process, int]]

@@ -23,6 +23,7 @@ def until_held(locks: int, top: Running) -> dict[str, Any]:
             return document
 
 
+@pytest.mark.long
 def test_top_counts_acquired_and_released_locks(project: Project) -> None:
     """The rates count changes since the last refresh. Each node has a state."""
     with project.start("top", "--every", "0.05", "--json") as top:
@@ -84,6 +85,7 @@ def test_top_counts_permits_for_a_start_apart(project: Project) -> None:
     assert "mail: 1 of 2 starts in 60 s are taken." in shown
 
 
+@pytest.mark.long
 def test_top_draws_on_a_screen_of_its_own(project: Project) -> None:
     """On a terminal, it switches to another screen and back at the end."""
     project.hold("invoice:42")

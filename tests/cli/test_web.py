@@ -66,6 +66,7 @@ def test_web_serves_the_page_until_it_is_interrupted(
     assert [line for line in lines if '"GET / HTTP/1.1" 200' in line] == lines
 
 
+@pytest.mark.long
 def test_web_has_metrics_of_the_tasks_in_all_modules_of_the_app(
     project: Project, tmp_path: Path
 ) -> None:
@@ -84,6 +85,7 @@ def test_web_has_metrics_of_the_tasks_in_all_modules_of_the_app(
     assert 'redlock_permits_free{key="r"} 3.0' in metrics
 
 
+@pytest.mark.long
 def test_web_takes_the_token_from_the_environment(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +124,7 @@ def test_web_refuses_a_host_that_cannot_be_a_name(project: Project) -> None:
     assert f"The host {'a' * 64} is unknown: " in run.err
 
 
+@pytest.mark.long
 def test_web_that_is_exposed_answers_under_its_name(project: Project) -> None:
     """And under those of this machine. Without a name, nothing is served.
 

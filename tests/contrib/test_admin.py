@@ -244,6 +244,7 @@ def test_release_asks_and_states_the_risk(site: Site) -> None:
     assert site.is_held()
 
 
+@pytest.mark.long
 def test_holder_with_different_fences_is_named_once(site: Site) -> None:
     """A holder is one holder, though nodes have different fences for it."""
     site.hold()
@@ -317,6 +318,7 @@ def check(site: Site, browser: Any, value: bytes) -> None:
     assert [node.command("EXISTS", name) for node in site.nodes.nodes] == [0] * 3
 
 
+@pytest.mark.long
 def test_no_value_of_another_program_breaks_the_pages(site: Site) -> None:
     """The list has its key, beside those of tasks; a release asks, and deletes it."""
     site.hold()

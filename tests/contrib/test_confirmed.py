@@ -285,6 +285,7 @@ def is_taken(engine: Engine) -> bool:
         return bool(connection.scalar(text(taken)))
 
 
+@pytest.mark.long
 def test_dead_connection_is_no_reason_to_wait(
     worker: Worker, rabbitmq: RabbitMQ, outbox: Outbox, engine: Engine
 ) -> None:

@@ -97,6 +97,7 @@ def test_site_without_locks_is_no_error(project: Project) -> None:
     assert not run_checks()["settings"].is_serious()
 
 
+@pytest.mark.long
 def test_site_whose_app_is_not_imported_is_told_so() -> None:
     """Its settings are those of the app, which these checks have not seen."""
     program = """

@@ -79,6 +79,7 @@ asyncio.run(publish())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("age", "connections"), [("closed", 0), ("kept", 1)])
 def test_thread_that_publishes_for_a_coroutine_has_no_dead_connection(
     postgres: str, age: str, connections: int

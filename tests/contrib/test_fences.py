@@ -249,7 +249,7 @@ def ask(writer: Writer, line: str = "") -> dict[str, Any]:
     ("orm", "database"),
     [
         ("django", "postgresql"),
-        ("sqlalchemy", "sqlite"),
+        pytest.param("sqlalchemy", "sqlite", marks=pytest.mark.long),
         pytest.param("django", "sqlite", marks=pytest.mark.long),
         pytest.param("sqlalchemy", "postgresql", marks=pytest.mark.long),
     ],

@@ -38,6 +38,7 @@ def test_project_of_the_page_passes_its_tests(project: Path) -> None:
     assert "3 passed" in done.stdout
 
 
+@pytest.mark.long
 def test_project_of_the_page_passes_its_tests_by_the_runner_of_django(
     project: Path,
 ) -> None:

@@ -196,6 +196,7 @@ def test_blocks_with_django_run(tmp_path: Path, port: str) -> None:
     )
 
 
+@pytest.mark.long
 def test_blocks_with_sqlalchemy_run(tmp_path: Path, port: str) -> None:
     """The message that is written with the order starts the task with its session."""
     pytest.importorskip("sqlalchemy")

@@ -7,6 +7,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from evidence.bugs import BUGS
 from evidence.figures import Figures
 from evidence.page import all_ways, is_stale
@@ -84,6 +86,7 @@ def test_planted_bug_is_found() -> None:
     assert "two holders, in history" in shown.detail
 
 
+@pytest.mark.long
 def test_unknown_name_is_refused() -> None:
     """The command says that no bug has the name."""
     done = end_of(sys.executable, "-m", "evidence", "no-such-bug", code=2, cwd=ROOT)

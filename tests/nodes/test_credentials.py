@@ -210,6 +210,7 @@ def test_certificate_that_is_not_trusted_is_an_error_of_that_node(
     assert "pass" not in str(error)
 
 
+@pytest.mark.long
 def test_certificate_that_is_replaced_is_read_at_the_next_connection(
     tls_nodes: DevNodes, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -252,6 +253,7 @@ def strict(tls_nodes: DevNodes, certificate: tuple[Path, Path], tmp_path: Path) 
     return tls_nodes.urls[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
@@ -282,6 +284,7 @@ def test_fault_of_the_clients_own_certificate_is_named(
     assert "_ssl.c" not in str(error)
 
 
+@pytest.mark.long
 def test_node_that_wants_a_certificate_is_reached_with_a_locked_key(
     strict: str, certificate: tuple[Path, Path], tmp_path: Path, key: str
 ) -> None:

@@ -545,6 +545,7 @@ def test_servers_end_when_their_owner_is_killed(
     process.until_servers_end()
 
 
+@pytest.mark.long
 def test_servers_survive_the_exit_of_a_fork(owner: Callable[..., Owner]) -> None:
     """A forked child that exits does not stop its parent's servers."""
     process = owner(

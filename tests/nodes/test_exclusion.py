@@ -307,7 +307,7 @@ class Tally:
         self.inside -= 1
 
 
-@pytest.mark.parametrize("keys", [1, 3])
+@pytest.mark.parametrize("keys", with_long([1, 3], "3"))
 def test_threads_of_one_service_take_turns(
     three_nodes: DevNodes, key: str, keys: int
 ) -> None:

@@ -153,6 +153,7 @@ print(status, len(before) >= 3)
     assert run(program) == ["0 True"]
 
 
+@pytest.mark.long
 def test_lock_of_a_dead_parent_ends_with_its_ttl(run: Run) -> None:
     """A child that survives does not keep the lock of its killed parent."""
     program = """

@@ -142,6 +142,7 @@ assert current_lease() is None
     assert run(program) == ["True True True"]
 
 
+@pytest.mark.long
 def test_loss_is_reported_in_a_greenlet(run: Run) -> None:
     """When a majority of the nodes dies, the loss is reported while the body waits."""
     program = """
@@ -218,6 +219,7 @@ print(ended.acquire(True, 10.0))    # the loop of this thread does not run meanw
     assert run(program) == ["[True]", "True"]
 
 
+@pytest.mark.long
 def test_idle_process_does_nothing(run: Run) -> None:
     """Replies that no greenlet waits for do not keep the loop turning.
 
@@ -262,6 +264,7 @@ print({name: count for name, count in idle.items() if count > 20})
 BEFORE = ["is built", "is used", "has ended its threads"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", with_long(BEFORE, *BEFORE[::2]))
 def test_service_from_before_the_patch_blocks_no_greenlet(
     three_nodes: DevNodes, key: str, before: str

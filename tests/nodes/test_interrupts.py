@@ -238,6 +238,7 @@ WIRE = str(Path(wire.__file__).parent)
 EVERY = 11  # places, of about three hundred
 
 
+@pytest.mark.long
 @counts_places
 def test_lock_in_a_handler_costs_the_interrupted_acquire_a_second_try(
     shared_nodes: DevNodes, key: str

@@ -275,6 +275,7 @@ def test_plugin_gives_nodes_whatever_ran_before(
     pytest_passes(pytester, seed=seed, passed=16)
 
 
+@pytest.mark.long
 def test_plugin_shows_its_marker(pytester: pytest.Pytester) -> None:
     """``pytest --markers`` explains it."""
     done = pytester.runpytest_subprocess("--markers")

@@ -48,6 +48,7 @@ def test_call_that_is_published_on_commit_runs_then(project: Project) -> None:
     project.until_unclaimed("later")
 
 
+@pytest.mark.long
 def test_locks_of_killed_children_are_released_where_their_keys_are_not_known(
     project: Project,
 ) -> None:

@@ -28,6 +28,7 @@ def project(start: Callable[..., Project]) -> Project:
     return start("keys")
 
 
+@pytest.mark.long
 def test_calls_of_a_body_that_gets_a_session_are_told_apart(project: Project) -> None:
     """The key is made of the arguments of the wrapper, which the caller gives."""
     waiting = project.report.apply_async((1,), queue="later")
@@ -46,6 +47,7 @@ def test_calls_of_a_body_that_gets_a_session_are_told_apart(project: Project) ->
     assert len(notes("report")) == 3
 
 
+@pytest.mark.long
 def test_bytes_that_msgpack_sends_have_one_key(project: Project) -> None:
     """A bytearray comes as bytes: the worker finds and ends the claim of the caller."""
     pytest.importorskip("msgpack", reason="pip install msgpack")
@@ -91,6 +93,7 @@ def test_tenants_in_a_header_run_side_by_side(project: Project) -> None:
     assert len(notes("rebuild")) == 2
 
 
+@pytest.mark.long
 def test_view_and_worker_have_one_key_with_a_serializer_of_the_project(
     project: Project,
 ) -> None:

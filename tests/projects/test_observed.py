@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.projects.conftest import Project
 
 
+@pytest.mark.long
 def test_lost_lock_is_one_event_of_sentry_and_a_duplicate_none(
     start: Callable[..., Project],
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 import redis
 
 from celery_redlock.devnodes.processes import Process, free_port
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tests.projects.conftest import Project
 
 
+@pytest.mark.long
 def test_calls_run_once_and_in_turn_on_a_broker_behind_a_sentinel(
     start: Callable[..., Project],
     redis_server: str,

@@ -152,6 +152,7 @@ def test_keys_share_a_stripe() -> None:
     assert len({zlib.crc32(key.encode()) for key in KEYS}) == len(KEYS)
 
 
+@pytest.mark.long
 def test_minimised_plan_shows_the_same_finding_with_less() -> None:
     """A failing plan is reduced to a smaller one with the same kind of finding."""
     (bug,) = (bug for bug in PLANTED_BUGS if bug.name == "release by DEL")

@@ -122,6 +122,7 @@ def test_paused_store_grants_nothing(store: DevStore) -> None:
         redlock.release(redlock.acquire("later", wait=30.0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("store", ALL, indirect=True)
 def test_release_of_a_store_that_stalls_is_sent_until_it_answers(
     store: DevStore, monkeypatch: pytest.MonkeyPatch
@@ -182,6 +183,7 @@ def test_unknown_store_is_refused() -> None:
         DevStore("consul")
 
 
+@pytest.mark.long
 def test_postgresql_starts_again_beside_children_of_a_dead_server() -> None:
     """One of them hangs, and keeps the shared memory of the server that was killed."""
     with store_servers("postgresql", initialize=False) as store:
@@ -199,6 +201,7 @@ def test_postgresql_starts_again_beside_children_of_a_dead_server() -> None:
         )
 
 
+@pytest.mark.long
 def test_postgresql_needs_no_locale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers often name one that is not installed."""
     monkeypatch.setenv("LC_ALL", "xx_YY.UTF-8")

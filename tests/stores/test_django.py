@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.nodes.support import run_python
 from tests.stores.commands import IN_DJANGO
 
@@ -92,6 +94,7 @@ run(tables.drop, "default")
 """
 
 
+@pytest.mark.long
 def test_schema_of_a_tenant_gets_no_table_of_its_own(own_postgresql: int) -> None:
     """A second table would end all locks: clients could use either of the two."""
     assert run_python(IN_DJANGO + TENANTS, str(own_postgresql)) == [

@@ -72,6 +72,7 @@ def test_lock_outlives_a_crash_of_the_server(primary: Primary, key: str) -> None
         assert rival.acquire(key).fence > lease.fence
 
 
+@pytest.mark.long
 def test_lock_outlives_a_crash_after_a_reload(primary: Primary, key: str) -> None:
     """A client that is connected goes on waiting for the disk."""
     with closing(service(primary)) as redlock, closing(service(primary)) as rival:
@@ -109,6 +110,7 @@ def test_restored_table_repeats_no_fence(primary: Primary, key: str) -> None:
         assert rival.acquire(key).fence > first.fence
 
 
+@pytest.mark.long
 def test_database_without_an_encoding_is_understood(primary: Primary) -> None:
     """Its texts come as bytes, unless the client asks for an encoding."""
     with psycopg.connect(primary.store_url, autocommit=True) as connection:
@@ -187,6 +189,7 @@ def test_upgraded_server_waits_until_all_locks_have_ended(
         upgraded.stop()
 
 
+@pytest.mark.long
 def test_server_that_gets_our_table_from_another_one_has_no_vote(key: str) -> None:
     """A client there that deletes an ended lock would delete that of a call here."""
     with postgresql(Publisher) as old, postgresql(Primary) as new:

@@ -32,6 +32,7 @@ redlock.close()
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_child_notices_a_fork_that_runs_no_hook(store_url: str, key: str) -> None:
     """Parent and children read no reply of each other, and keep their own locks."""

@@ -17,6 +17,7 @@ FILES_AND_THREADS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="it counts the files in /proc")
 @pytest.mark.parametrize("mode", with_long(MODES, *MODES[1:]))
 def test_interrupts_leave_nothing_behind_in_a_store(

@@ -244,6 +244,7 @@ def test_missing_driver_names_the_extra(
         Redlock([url])
 
 
+@pytest.mark.long
 def test_demo_without_a_driver_names_the_extra() -> None:
     """The square brackets of the command survive the colors of the demo."""
     program = (

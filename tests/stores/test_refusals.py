@@ -275,20 +275,22 @@ CALM = "ALTER DATABASE used SET default_transaction_read_only TO"
             f"permission denied for table {TABLE}",
             [f"GRANT ALL ON {TABLE} TO used"],
         ),
-        (
+        pytest.param(
             [f"ALTER TABLE {TABLE} ENABLE ROW LEVEL SECURITY"],
             f'query would be affected by row-level security policy for table "{TABLE}"',
             [f"ALTER TABLE {TABLE} DISABLE ROW LEVEL SECURITY"],
+            marks=pytest.mark.long,
         ),
         (
             [f"{CALM} on", ENDS],
             "read-only",
             [f"{CALM} off", ENDS],
         ),
-        (
+        pytest.param(
             ["ALTER ROLE used NOLOGIN", ENDS],
             'role "used" is not permitted to log in',
             ["ALTER ROLE used LOGIN"],
+            marks=pytest.mark.long,
         ),
     ],
     ids=["no table", "no new table", "no right", "hidden rows", "read-only", "login"],
@@ -413,6 +415,7 @@ def test_full_etcd_is_told_with_its_remedy(small_etcd: str) -> None:
     assert "etcdctl alarm disarm" in remedy
 
 
+@pytest.mark.long
 def test_full_etcd_still_releases_locks(small_etcd: str) -> None:
     """A deletion takes no room, also on a connection that is made meanwhile."""
     with (
@@ -613,6 +616,7 @@ def test_user_for_an_etcd_without_authentication_is_told() -> None:
     assert told in found
 
 
+@pytest.mark.long
 def test_etcd_without_its_gateway_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers, and speaks no JSON; etcd 3.4 is so with a configuration file."""
     monkeypatch.setenv("ETCD_ENABLE_GRPC_GATEWAY", "false")

@@ -152,6 +152,7 @@ def test_grant_after_a_release_waits_for_the_disk(
     assert set(shown) == {b"on"}
 
 
+@pytest.mark.long
 def test_release_of_a_lock_that_has_changed_is_no_error_in_the_log(key: str) -> None:
     """An operator who watches the log of the database sees nothing."""
     with postgresql(PostgreSQL) as server:

@@ -80,6 +80,7 @@ def test_clients_with_another_search_path_do_not_hold_the_same_lock(
         ours.release(lease)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("user", "path"), [("theirs", ""), ("plain", IN_PUBLIC)])
 def test_table_that_our_user_does_not_see_is_not_to_be_made(
     database: str, user: str, path: str
@@ -95,6 +96,7 @@ def test_table_that_our_user_does_not_see_is_not_to_be_made(
     assert "redlock init" not in str(refused.value)
 
 
+@pytest.mark.long
 def test_url_says_which_of_two_tables_is_used(database: str, key: str) -> None:
     """Its search_path is a part of the name of the node, as the database is."""
     urls = [database.format("ours") + path for path in (IN_PUBLIC, IN_SHOP)]

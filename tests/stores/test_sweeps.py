@@ -50,6 +50,7 @@ def test_postgresql_is_swept(
     assert {b"redlock:long%d" % n for n in range(12)} <= names
 
 
+@pytest.mark.long
 def test_error_of_a_sweep_hides_no_commit_of_postgresql(
     own_postgresql: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,7 @@ def test_page_is_searched_by_a_pattern(office: Office) -> None:
     assert 'value="report:*"' in page.body
 
 
+@pytest.mark.long
 def test_no_value_of_another_program_breaks_the_page(
     open_office: Callable[..., Office],
 ) -> None:

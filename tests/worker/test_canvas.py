@@ -143,6 +143,7 @@ def test_member_that_is_killed_while_it_sends_the_body_of_a_chord_loses_no_chord
     assert len(worker.stage.runs(f"{key}-tail")) == 1
 
 
+@pytest.mark.long
 def test_member_that_is_terminated_while_it_sends_the_body_of_a_chord_loses_no_chord(
     deploy: Deploy, site: Site, key: str
 ) -> None:

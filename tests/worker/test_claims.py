@@ -207,6 +207,7 @@ def test_worker_that_cannot_run_a_job_releases_its_claim(
         until_unclaimed(workers, task.lock_key(key))
 
 
+@pytest.mark.long
 def test_doctor_names_workers_of_another_version(deploy: Deploy, key: str) -> None:
     """It asks the running workers for the arguments and lock options of their tasks."""
     workers = deploy(concurrency=1, settings={"project_version": "another key"})

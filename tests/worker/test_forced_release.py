@@ -85,6 +85,7 @@ def test_kill_ends_the_holder_before_the_release(deploy: Deploy, key: str) -> No
     assert second.get(timeout=60)
 
 
+@pytest.mark.long
 def test_holder_whose_job_came_again_is_named_and_not_killed(
     deploy: Deploy, key: str
 ) -> None:

@@ -13,8 +13,6 @@ from celery import states
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import with_long
-
 if TYPE_CHECKING:
     from tests.harness.deployment import Deploy, Deployment
 
@@ -43,7 +41,8 @@ def forge(deployment: Deployment, name: str, *args: Any, **headers: Any) -> None
         )
 
 
-@pytest.mark.parametrize("pool", with_long(["prefork", "threads"], "threads"))
+@pytest.mark.long
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_worker_goes_on_locking_after_messages_that_nobody_writes(
     deploy: Deploy, key: str, pool: str
 ) -> None:

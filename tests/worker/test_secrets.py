@@ -37,6 +37,7 @@ def here(site: Site, frail_nodes: LockNodes) -> Iterator[Deployment]:
         yield it
 
 
+@pytest.mark.long
 def test_report_shows_no_password(here: Deployment) -> None:
     """Users paste the output of ``celery report`` into public trackers."""
     worker = here.worker.container

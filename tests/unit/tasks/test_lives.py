@@ -27,6 +27,7 @@ from kombu.exceptions import OperationalError
 from celery_redlock import DuplicateTask, QuorumUnreachable
 from celery_redlock.task.execution import Execution
 from celery_redlock.task.request import RedlockRequest
+from tests.conftest import with_long
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from tests.unit.tasks.support import Worker
 
-LIVES = 100
+LIVES = with_long(range(100), *(str(life) for life in range(40, 100)))
 MOST_RUNS = 200  # of the calls that are left in the end
 POLICIES = ("skip", "raise", "retry", "buffer_one", "cancel_running")
 ERRORS = (DuplicateTask, QuorumUnreachable, LookupError)
@@ -280,7 +281,7 @@ def life(
     return life
 
 
-@pytest.mark.parametrize("life", range(LIVES), indirect=True)
+@pytest.mark.parametrize("life", LIVES, indirect=True)
 def test_nothing_is_left_of_calls_however_they_end(life: Life) -> None:
     """No claim, no place, no candidate and no lock; and each call comes to an end."""
     worker, choose = life.worker, life.random.random

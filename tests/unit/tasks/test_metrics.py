@@ -305,6 +305,7 @@ assert not costly & sys.modules.keys()
 """
 
 
+@pytest.mark.long
 def test_app_without_metrics_loads_and_connects_nothing() -> None:
     """A worker without metrics pays nothing for them."""
     run_python(BARE)
