@@ -650,6 +650,7 @@ def test_handler_in_the_thread_that_reads_waits_for_no_other(
     net.on_select.append(finalise)
 
     occupied.leave()
+    eventually(lambda: bool(done))  # the others may have ended before it returns
 
     assert len(done) == 1
     keys = [command[3] for command in commands(net.socks[0].sent)]
