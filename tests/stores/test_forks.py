@@ -37,3 +37,40 @@ redlock.close()
 def test_child_notices_a_fork_that_runs_no_hook(store_url: str, key: str) -> None:
     """Parent and children read no reply of each other, and keep their own locks."""
     assert run_python(WITHOUT_HOOK + PROGRAM, key, store_url) == ["[0, 0]"]
+
+
+UNTAKEN = """
+import gc, os, sys
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.wire.connector import Connector
+from celery_redlock.wire.url import parse_node
+
+connector = Connector(parse_node(sys.argv[1]), clock=SYSTEM_CLOCK, timeout=8.0)
+connector.begin()
+while connector.is_busy:
+    SYSTEM_CLOCK.sleep(0.01)
+child = os.fork()
+if not child:
+    store = connector._attempt.result._store
+    type(store).close = lambda _: os._exit(3)
+    connector.forget()
+    del store
+    gc.collect()
+    os._exit(0)
+ended = os.waitpid(child, 0)[1]
+(info,) = connector.take().ask([["INFO"]])
+print(ended, b"role:master" in info)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_child_closes_no_connection_that_its_parent_has_just_made(
+    store_url: str,
+) -> None:
+    """No request has used it yet.
+
+    The end of a session with ZooKeeper waits for threads that the child does not have,
+    and Celery kills a child that is not up within 4 s. The parent of one that closes a
+    connection to PostgreSQL has lost its own.
+    """
+    assert run_python(UNTAKEN, store_url) == ["0 True"]
