@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -110,6 +112,19 @@ def test_claim_is_released_with_its_savepoint(worker: Worker) -> None:
         assert not is_claimed(worker, 2)
 
     assert is_claimed(worker)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_forked_child_releases_no_claim_of_its_parent(worker: Worker) -> None:
+    """It drops the callbacks of a transaction that goes on in its parent."""
+    with transaction.atomic():
+        shipping(worker).delay(1)
+        child = os.fork()
+        if not child:
+            connection.run_on_commit.clear()
+            gc.collect()
+            os._exit(0 if is_claimed(worker) else 1)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_claim_of_a_savepoint_is_released_with_the_transaction(worker: Worker) -> None:

@@ -25,6 +25,7 @@ The app ``"celery_redlock.contrib.django"`` in ``INSTALLED_APPS`` connects this.
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import TYPE_CHECKING
 
@@ -38,15 +39,21 @@ class _OnCommit:
     """A callback for the commit. The claim is released if Django drops it uncalled.
 
     Django has no signal for a rollback. It drops the callbacks for the commit, also
-    those of a savepoint that is rolled back alone.
+    those of a savepoint that is rolled back alone. A forked child that drops its copies
+    has rolled nothing back.
     """
 
     def __init__(self, claim: Claim) -> None:
-        self._release = weakref.finalize(self, claim.release)
+        self._release = weakref.finalize(self, _release_in, os.getpid(), claim)
         self._release.atexit = False  # the nodes may be gone by then
 
     def __call__(self) -> None:
         self._release.detach()
+
+
+def _release_in(pid: int, claim: Claim) -> None:
+    if pid == os.getpid():
+        claim.release()
 
 
 def release_on_rollback(claim: Claim, **_: object) -> None:
