@@ -969,6 +969,19 @@ BUGS = (
         note=_NO_CELERY,
     ),
     Bug(
+        name="child-closes-what-its-parent-opened",
+        effect=Effect.LATE,
+        text="A forked child closed a connection to a store that its parent had just "
+        "made. With ZooKeeper it waited 10 s for that, and Celery killed it after 4 s; "
+        "with PostgreSQL the parent lost its connection.",
+        found_by=Finder.TORTURE,
+        fixed_in="c7cc072",
+        way=Guard(
+            "tests/stores/test_forks.py::"
+            "test_child_closes_no_connection_that_its_parent_has_just_made"
+        ),
+    ),
+    Bug(
         name="fork-beside-a-stored-result",
         effect=Effect.LATE,
         text="A worker process that was forked in place of a killed one hung at its "
