@@ -19,6 +19,7 @@ from celery_redlock.wire.connection import NO_ANSWER, ConnectionLost, open_conne
 from celery_redlock.wire.store_connection import StoreConnection, open_store
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Self
@@ -67,7 +68,6 @@ class NodeClient:
         self.facts = opened.facts
         self.database, self.user = 0, ""
         if not isinstance(opened, StoreConnection):
-            opened.sock.settimeout(timeout)
             self.database = opened.connection.db
             self.user = opened.connection.username or ""
         self._connection = opened
@@ -104,13 +104,17 @@ class NodeClient:
     ) -> list[Any]:
         """Send commands that are packed already, and return this many replies."""
         received: list[Any] = []
+        give_up_at = SYSTEM_CLOCK.monotonic() + self._timeout
+        connection.sock.settimeout(self._timeout)
         try:
             connection.sock.sendall(packed)
             while len(received) < replies:
                 reply = connection.reader.gets()
                 if reply is not False:
                     received.append(reply)
-                elif data := connection.sock.recv(_READ_SIZE):
+                    continue
+                _wait_until(give_up_at, connection.sock)
+                if data := connection.sock.recv(_READ_SIZE):
                     connection.reader.feed(data)
                 else:
                     raise NodeUnreachable("closed the connection")
@@ -176,6 +180,14 @@ class NodeClient:
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
+
+
+def _wait_until(give_up_at: float, sock: socket.socket) -> None:
+    """Let a socket wait no longer, though each part of an answer may come in time."""
+    left = give_up_at - SYSTEM_CLOCK.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    sock.settimeout(left)
 
 
 def _without_errors(replies: list[Any]) -> list[Any]:

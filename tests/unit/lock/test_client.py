@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -87,3 +89,27 @@ def test_server_that_stops_answering_is_not_said_to_be_down() -> None:
         server.stop()
 
     assert str(told.value).startswith("accepts connections, but did not answer")
+
+
+def test_server_that_sends_its_answer_byte_by_byte_has_the_same_time() -> None:
+    """An answer without an end would stop the whole command."""
+
+    def answer(words: list[bytes], connection: socket.socket) -> bytes:
+        if words[0].upper() != b"DBSIZE":
+            info = words[0].upper() == b"INFO"
+            return b"$11\r\nrole:master\r\n" if info else b"+OK\r\n"
+        with suppress(OSError):  # until the client closes it
+            while True:
+                connection.sendall(b"+")
+                time.sleep(0.01)
+        return b""
+
+    server = ScriptedServer(answer)
+    try:
+        with (
+            NodeClient(parse_node(server.url), 0.2) as client,
+            pytest.raises(NodeUnreachable, match=r"did not answer within 0\.2 s"),
+        ):
+            client.ask(("DBSIZE",))
+    finally:
+        server.stop()
