@@ -222,8 +222,10 @@ def test_arguments_of_a_task_with_pydantic_have_names(
     options = {"app": app, "shared": False, "pydantic": True, "bind": bind, **rule}
     task = singleton_task(**options)(bound if bind else job)
 
-    of_model, of_message = task.lock_key(Order(number=3)), task.lock_key({"number": 3})
-    assert of_model == of_message == (key or of_model)
+    of_message = task.lock_key({"number": 3})
+    assert of_message == (key or of_message)
+    if hasattr(Task, "_dump_pydantic_arguments"):  # else they are sent as they are
+        assert task.lock_key(Order(number=3)) == of_message
     with pytest.raises(FingerprintError, match="order"):
         task.lock_key()
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Task, states
+from celery.exceptions import WorkerLostError
 
 from celery_redlock import ConfigurationError
 from tests.unit.tasks.test_request import child, failure, kill, receive
@@ -83,7 +84,7 @@ def test_main_process_reads_the_headers_as_well(worker: Worker, child: Any) -> N
     worker.rival.acquire(request._wanted()[0], base=base)  # noqa: SLF001
     kill(child)
 
-    request.on_failure(failure(SystemExit(1)))
+    request.on_failure(failure(WorkerLostError("gone")))
 
     assert worker.rival.inspect(request._wanted()[0]).holder is None  # noqa: SLF001
 
