@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import states
 
-from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.line.backlog import (
     Place,
     join_backlog,
@@ -22,7 +22,7 @@ from celery_redlock.line.backlog import (
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit
 from celery_redlock.options.lock_options import LockOptions
-from celery_redlock.policies import Conflict, Retry
+from celery_redlock.policies import Conflict, Retry, retry
 from celery_redlock.testing import SignalRecorder
 from tests.unit.support import delay, settings
 from tests.unit.tasks.support import KEY
@@ -35,13 +35,20 @@ if TYPE_CHECKING:
 
 TEN, TEN_A_MINUTE = Limit("k", 10), Limit("k", 10, 60.0)
 LONG_AGO = 1_795_246_614_184_112  # µs since 1970
-AHEAD = -0.4  # as if the holder's clock were ahead: a slow machine has time enough
+NOW = LONG_AGO / 1e6  # by the clock of the policy, which stands still here
+JUST_NOW = 0.4  # seconds
+
+
+@pytest.fixture(autouse=True)
+def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the policy see no time pass: a slow machine changes no decision."""
+    monkeypatch.setattr(retry, "SYSTEM_CLOCK", SimpleNamespace(wall=lambda: NOW))
 
 
 @contextmanager
 def begun(worker: Worker, seconds: float) -> Iterator[None]:
     """Let another call hold the lock whose run began so many seconds ago."""
-    started = SYSTEM_CLOCK.wall() - seconds
+    started = NOW - seconds
     holder = Holder.here(task="job", task_id="other-id", started=started)
     lease = worker.rival.acquire(KEY, holder=holder)
     yield
@@ -52,7 +59,7 @@ def test_call_waits_a_moment_for_a_run_that_has_just_begun(worker: Worker) -> No
     """It waits once, and is then republished."""
     task = worker.leased_job(on_conflict="retry", retry_countdown=7)
 
-    with begun(worker, AHEAD), SignalRecorder("lock_conflict") as events:
+    with begun(worker, JUST_NOW), SignalRecorder("lock_conflict") as events:
         run = worker.run(task)
 
     assert run.stored == states.RETRY
@@ -77,7 +84,7 @@ def test_patience_of_zero_never_waits(worker: Worker, none: float | timedelta) -
     """A decision may leave the wait out, or make it longer."""
     task = worker.leased_job(on_conflict=Retry(7, patience=none))
 
-    with begun(worker, AHEAD), SignalRecorder("lock_conflict") as events:
+    with begun(worker, JUST_NOW), SignalRecorder("lock_conflict") as events:
         worker.run(task)
 
     assert [event.decision.patience for event in events.seen] == [0]
@@ -90,7 +97,7 @@ def refused(
     place: Place | None, *, began: float | None = None, **facts: Any
 ) -> Conflict:
     """Return the conflict of a call at this place; a holder began so long ago."""
-    started = 0.0 if began is None else SYSTEM_CLOCK.wall() - began
+    started = 0.0 if began is None else NOW - began
     holder = Holder("base.attempt", started=started)
     facts = {"limit": TEN, "holder": holder, **facts}
     return Conflict(key="k", task="proj.f", place=place, **facts)
@@ -208,8 +215,8 @@ def test_call_that_has_waited_does_not_wait_again() -> None:
 
 def test_first_calls_wait_for_a_run_that_has_just_begun() -> None:
     """Eight for each permit, where no run has ended yet."""
-    assert answer(refused(Place(79, 80), began=AHEAD)).patience
-    assert not answer(refused(Place(80, 81), began=AHEAD)).patience
+    assert answer(refused(Place(79, 80), began=JUST_NOW)).patience
+    assert not answer(refused(Place(80, 81), began=JUST_NOW)).patience
 
 
 def test_text_says_the_place() -> None:
