@@ -141,6 +141,9 @@ class Oracle:
     _voters: dict[str, set[str]] = field(default_factory=dict)
     _limits: dict[str, list[tuple[Limit, str]]] = field(default_factory=dict)
     _starts: dict[str, list[_Start]] = field(default_factory=dict)
+    # The nodes that have given permits for a start, by token. A node to which a lock is
+    # restored gets none of them.
+    _starters: dict[str, set[str]] = field(default_factory=dict)
     # When nodes forgot permits for a start, by token and node.
     _forgotten: dict[tuple[str, str], float] = field(default_factory=dict)
     # The connections that were open when a node executed the release of a token.
@@ -172,7 +175,8 @@ class Oracle:
         there = {holder.token for holder in server.holders() if holder.is_kept}
         for token, permits in self._limits.items():
             has_start = any(limit.period for limit, _ in permits)
-            if has_start and token not in there and server.name in self._voters[token]:
+            has_given = server.name in self._starters[token]
+            if has_start and token not in there and has_given:
                 self._forgotten.setdefault((token, server.name), self.world.now)
 
     def led(self, place: str) -> None:
@@ -276,6 +280,7 @@ class Oracle:
             token = args[_TOKEN_AT[name]].decode()
             if name == "acquire_permits":
                 self._limits.setdefault(token, _permits_in(keys, args))
+                self._starters.setdefault(token, set()).add(server.name)
                 self._forgotten.pop((token, server.name), None)
             if name != "restore":
                 self._begun.setdefault(token, self.world.now)
@@ -419,7 +424,7 @@ class Oracle:
         """
         if self.opened_settings or self.led_apart:  # there are other nodes by now
             return True
-        granted = self._voters[token]
+        granted = self._starters[token]
         waited = min(settings.max_ttl for settings in self.settings)
         forgotten = [
             node

@@ -771,3 +771,27 @@ def test_permit_for_a_start_survives_one_node_of_three_that_forgets(
 
     assert outcome.coverage["started"] == forgetting
     assert outcome.coverage["permit for a start forgotten"] == (forgetting == 2)
+
+
+def test_restored_lock_brings_no_permit_for_a_start() -> None:
+    """Three of four nodes gave it, and the fourth got the lock alone, by a renewal.
+
+    When two of the three have forgotten it, a majority has not got it.
+    """
+    rate = (1, DAY)
+    plan = plan_of(
+        (run(0.2, hold=3.0, rate=rate),),
+        tuple(Operation("run", "other", after, 0.01) for after in (0.9, 1.6)),
+        (run(4.0), run(1.0), run(2.0), run(1.0), run(2.0), run(1.0, rate=rate)),
+        faults=(
+            Fault("flush", 0.1, "n0"),
+            Fault("flush", 4.6, "n1"),
+            Fault("flush", 7.6, "n2"),
+        ),
+        nodes=nodes("n0", "n1", "n2", "n3"),
+        final_quorums=(("n0", "n1", "n2"),),
+    )
+
+    outcome = assert_no_findings(plan, {"started": 2})
+
+    assert outcome.coverage["restore granted"]
