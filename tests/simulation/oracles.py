@@ -141,8 +141,8 @@ class Oracle:
     _voters: dict[str, set[str]] = field(default_factory=dict)
     _limits: dict[str, list[tuple[Limit, str]]] = field(default_factory=dict)
     _starts: dict[str, list[_Start]] = field(default_factory=dict)
-    # The nodes that have given permits for a start, by token. A node to which a lock is
-    # restored gets none of them.
+    # The nodes that have given permits for a start, by token. To restore a lock
+    # gives no permit for a start.
     _starters: dict[str, set[str]] = field(default_factory=dict)
     # When nodes forgot permits for a start, by token and node.
     _forgotten: dict[tuple[str, str], float] = field(default_factory=dict)
