@@ -44,8 +44,11 @@ def check(project: Project, value: bytes) -> None:
 
 @pytest.fixture
 def one(start_project: Callable[..., Project]) -> Project:
-    """Give a project on one node, with a lock of a task."""
-    project = start_project(1)
+    """Give a project on one node, with a lock of a task.
+
+    The node is asked some thousand times, and its one late answer would be red.
+    """
+    project = start_project(1, {"redlock_node_timeout": 4.5})
     project.hold("invoice:1")
     project.nodes[0].command(
         "PERSIST", "redlock:lock:invoice:1"
