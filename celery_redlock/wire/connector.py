@@ -57,19 +57,14 @@ class Connector:
         self.timeout = timeout
         self._address = address
         self._clock = clock
-        self._attempt: _Attempt | None = None
-        self._begin_anew()
+        self.forget()
 
     def forget(self) -> None:
         """Start anew in a forked child: the thread stayed with the parent."""
-        attempt, self._attempt = self._attempt, None
-        if attempt and attempt.result and not isinstance(attempt.result, str):
-            attempt.result.disown()  # who drops it closes it, for both processes
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self.failures, self._next_at = 0, 0.0
+        self.failures = 0
+        self._attempt: _Attempt | None = None
         self._hopeful = False
+        self._next_at = 0.0
 
     def abandon(self) -> None:
         """Close the connection that an attempt has made, or will make.

@@ -34,7 +34,9 @@ from celery_redlock.stores.connection import StoreError, store_of
 from celery_redlock.wire.connection import ConnectionLost, facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from typing_extensions import Self
 
     from celery_redlock.stores.connection import Command, DirectStore, Store, Waits
     from celery_redlock.wire.connection import NodeFacts
@@ -60,7 +62,8 @@ def open_store(address: NodeAddress, timeout: float) -> StoreConnection | str:
         return printable_line(str(error), MOST_TOLD)
 
 
-_of_parents: list[StoreConnection] = []  # for ever: to collect one would end it
+# What a forked child has of its parent's, for ever: to collect it would end it.
+_of_parents: list[object] = []
 
 
 class StoreConnection:
@@ -93,9 +96,7 @@ class StoreConnection:
         self._used = threading.Lock()
         self._is_closed = False
         self._pid = os.getpid()
-        # For a service that is dropped without `close`.
-        self._end = weakref.finalize(self, runs.close)
-        self._end.atexit = False
+        self._end = self._ended_by(runs.close)
 
     @property
     def is_working(self) -> bool:
@@ -195,10 +196,15 @@ class StoreConnection:
         """
         listening = _Listening(self._store, channel.encode())
         self._end.detach()
-        self._end = weakref.finalize(self, listening.close)
-        self._end.atexit = False
+        self._end = self._ended_by(listening.close)
         self.sock = listening
         listening.start()
+
+    def _ended_by(self, close: Callable[[], None]) -> weakref.finalize[..., Self]:
+        """Have the store closed also where the service is dropped without `close`."""
+        end = weakref.finalize(self, _end_in, os.getpid(), close)
+        end.atexit = False
+        return end
 
     def close(self) -> None:
         """Close the connection, or interrupt the thread that uses it."""
@@ -215,6 +221,13 @@ class StoreConnection:
         self._is_closed = True
         self._end.detach()
         _of_parents.append(self)
+
+
+def _end_in(pid: int, close: Callable[[], None]) -> None:
+    if pid == os.getpid():
+        close()
+    else:  # a forked child has dropped it: to close it would end its parent's
+        _of_parents.append(close)
 
 
 class _StoreThread:
