@@ -113,7 +113,7 @@ class NodeClient:
                 if reply is not False:
                     received.append(reply)
                     continue
-                _wait_until(give_up_at, connection.sock)
+                _set_deadline(connection.sock, give_up_at)
                 if data := connection.sock.recv(_READ_SIZE):
                     connection.reader.feed(data)
                 else:
@@ -182,7 +182,7 @@ class NodeClient:
         self._connection.close()
 
 
-def _wait_until(give_up_at: float, sock: socket.socket) -> None:
+def _set_deadline(sock: socket.socket, give_up_at: float) -> None:
     """Let a socket wait no longer, though each part of an answer may come in time."""
     left = give_up_at - SYSTEM_CLOCK.monotonic()
     if left <= 0:
