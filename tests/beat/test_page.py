@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import celery_redlock
 from tests.beat.support import MakeBeats, until
+from tests.harness.journal import whole_lines
 
 if TYPE_CHECKING:
     from celery_redlock.devnodes import DevNodes
@@ -97,4 +98,4 @@ def start(program: Path, stdout: TextIO) -> subprocess.Popen[str]:
 
 def terms(output: Path) -> list[int]:
     """Return the numbers of the terms in which a program has worked."""
-    return [int(line) for line in output.read_text().split() if line.isdigit()]
+    return [int(line) for line in whole_lines(output) if line.isdigit()]

@@ -55,10 +55,24 @@ class Journal:
 
     def _events_from(self, start: int) -> tuple[list[dict[str, Any]], int]:
         """Return the events from this byte of the file, and the byte of their end."""
-        if not self.path.exists():
-            return [], start
-        with self.path.open("rb") as file:
-            file.seek(start)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        events = [json.loads(line) for line in whole.splitlines()]
-        return events, start + len(whole) + len(newline)
+        lines, end = _lines_from(self.path, start)
+        return [json.loads(line) for line in lines], end
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file to which another process may just append.
+
+    The last one is left out if it has no end yet. One ``write`` is seen in two parts
+    where it goes from one page of the file to the next.
+    """
+    return _lines_from(path, 0)[0]
+
+
+def _lines_from(path: Path, start: int) -> tuple[list[str], int]:
+    """Return the whole lines from this byte of a file, and the byte of their end."""
+    if not path.exists():
+        return [], start
+    with path.open("rb") as file:
+        file.seek(start)
+        whole, newline, _ = file.read().rpartition(b"\n")
+    return whole.decode().splitlines(), start + len(whole) + len(newline)

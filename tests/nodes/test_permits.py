@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.harness.journal import whole_lines
 from tests.nodes.support import (
     children,
     failing,
@@ -64,7 +65,7 @@ def test_processes_that_die_and_freeze_share_three_permits(
     record.touch()
 
     def stays() -> list[tuple[float, float, int, str]]:
-        lines = [line.split() for line in record.read_text("ascii").splitlines()]
+        lines = [line.split() for line in whole_lines(record)]
         return [(float(a), float(b), int(fence), name) for a, b, fence, name in lines]
 
     def until_more() -> None:
