@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 NODE, BROKER = "redis://localhost:6379/0", "redis://localhost:6379/1"
+PATIENCE = "4"  # seconds for an answer of a node, which may be late on a busy machine
 
 
 @pytest.fixture
@@ -48,9 +49,16 @@ def node_of_broker(start_nodes: Callable[..., DevNodes]) -> DevNode:
 
 
 def files_of(page: str, folder: Path, nodes: DevNodes, broker: str = BROKER) -> str:
-    """Write the programs of a page to a folder; return its text with real addresses."""
+    """Write the programs of a page to a folder; return its text with real addresses.
+
+    Nodes have more time to answer there.
+    """
     text = (PAGES / page).read_text("utf-8")
     text = text.replace(NODE, nodes.urls[0]).replace(BROKER, broker)
+    text = text.replace("Redlock(NODES", f"Redlock(NODES, node_timeout={PATIENCE}")
+    setting = r"^(\w+\.conf\.redlock_)nodes = .*$"
+    more = rf"\g<0>; \g<1>node_timeout = {PATIENCE}"
+    text = re.sub(setting, more, text, flags=re.MULTILINE)
     for language, code in blocks_of(text):
         if language == "python" and (title := re.match(r"# (\S+\.py)\n", code)):
             (folder / title[1]).write_text(code)
