@@ -155,11 +155,11 @@ def test_ls_with_a_hung_node_does_not_hang(project: Project) -> None:
     project.hold("invoice:42")
     project.nodes[0].pause()
 
-    run = project.redlock("ls", redlock_connect_timeout=0.3)
+    run = project.redlock("ls", redlock_connect_timeout=2.0)
 
     assert run.code == 0
     assert "invoice:42" in run.out
-    assert "within 0.3 s" in run.out
+    assert "within 2 s" in run.out
 
 
 def test_ls_all_lists_keys_without_a_majority(project: Project) -> None:

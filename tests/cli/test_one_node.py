@@ -13,7 +13,7 @@ from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.release import Operator, ask, release
 from tests.cli.project import FOREIGN, Typing
-from tests.nodes.support import MAX_TTL, SHORT, client, until
+from tests.nodes.support import BRIEF, MAX_TTL, SHORT, client, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,10 +131,9 @@ def test_reconfigure_speaks_of_the_node(
     start_project: Callable[..., Project], start_nodes: Callable[..., DevNodes]
 ) -> None:
     """One node becomes another one, and that move is taken back too late."""
-    project = start_project(
-        1, {"redlock_max_ttl": 1.0, "redlock_ttl": 1.0}, max_ttl=1.0
-    )
-    (url,) = start_nodes(1, max_ttl=1.0, initialize=False).urls
+    brief = {"redlock_max_ttl": BRIEF, "redlock_ttl": BRIEF}
+    project = start_project(1, brief, max_ttl=BRIEF)
+    (url,) = start_nodes(1, max_ttl=BRIEF, initialize=False).urls
 
     moved = project.redlock("reconfigure", "--to", url, "--yes")
     again = project.redlock("reconfigure", "--to", url, "--yes", "--abort")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from celery_redlock.wire.quorum import Ballot
 
 __all__ = [
+    "BRIEF",
     "MAX_TTL",
     "PATIENT",
     "QUARANTINE",
@@ -42,6 +43,7 @@ __all__ = [
     "counters",
     "delete_lock",
     "failing",
+    "granted",
     "held",
     "initialize_anew",
     "kinds",
@@ -63,9 +65,11 @@ __all__ = [
 ROOT = Path(__file__).parents[2]
 StartNodes = Callable[..., DevNodes]  # the fixture `start_nodes`
 
-PATIENT = 0.3  # seconds for a node to answer, also on a busy machine
+PATIENT = 1.0  # seconds for a node to answer, also on a busy machine
+BRIEF = 3.5 * PATIENT  # seconds: a ttl that this permits, and that a test can outwait
 
-# The settings of a deployment whose quarantine a test can wait for.
+# The settings of a deployment whose quarantine a test can wait for. A busy machine may
+# not answer so soon: see `granted` and `refusal`, which ask again.
 MAX_TTL = 0.5  # seconds
 QUARANTINE = 1.02 * MAX_TTL + 1
 SHORT: dict[str, Any] = {"ttl": MAX_TTL, "max_ttl": MAX_TTL, "node_timeout": 0.15}
@@ -128,11 +132,33 @@ def held(redlock: Redlock, nodes: DevNodes, key: str, **options: Any) -> Lease:
     return lease
 
 
-def refusal(redlock: Redlock, key: str = "k") -> QuorumUnreachable:
-    """Return the error of an acquire that too few nodes answer."""
-    with pytest.raises(QuorumUnreachable) as refused:
-        redlock.acquire(key)
-    return refused.value
+def granted(redlock: Redlock, key: str) -> Lease:
+    """Acquire a lock without a wait, but for nodes that are late to answer."""
+
+    def attempt() -> Lease | None:
+        try:
+            return redlock.acquire(key)
+        except QuorumUnreachable as error:
+            if {*kinds(error.ballot)} <= {VoteKind.GRANTED, VoteKind.SILENT}:
+                return None
+            raise
+
+    lease = until(attempt, what=f"an answer about {key!r}")
+    assert lease
+    return lease
+
+
+def refusal(redlock: Redlock, key: str = "k", *, says: str = "") -> QuorumUnreachable:
+    """Return the error of an acquire that too few nodes answer, when it says this."""
+
+    def ask() -> QuorumUnreachable | None:
+        with pytest.raises(QuorumUnreachable) as refused:
+            redlock.acquire(key)
+        return refused.value if says in str(refused.value) else None
+
+    error = until(ask, what=f"an error that says {says!r}")
+    assert error
+    return error
 
 
 def until_all_vote(redlock: Redlock, seconds: float = 10.0) -> None:

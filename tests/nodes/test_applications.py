@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_redlock import LockHeld, runtime_of, singleton_task
 from celery_redlock.locking import lock_or_exit
-from tests.nodes.support import client, failing
+from tests.nodes.support import PATIENT, client, failing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ SOON = 30.0  # seconds, on a busy machine
 def app_on(nodes: DevNodes) -> Iterator[Celery]:
     """Give an application that locks on these nodes."""
     app = Celery("applications", broker="memory://", set_as_current=False)
-    app.conf.update(redlock_nodes=nodes.urls, redlock_node_timeout=0.3)
+    app.conf.update(redlock_nodes=nodes.urls, redlock_node_timeout=PATIENT)
     yield app
     runtime_of(app).stop()
     runtime_of(app).redlock.close()

@@ -19,6 +19,7 @@ from tests.nodes.support import (
     SHORT,
     client,
     delete_lock,
+    granted,
     held,
     kinds,
     until,
@@ -156,7 +157,7 @@ def test_step_at_start_does_not_shorten_the_quarantine(
     """
     clocks = start_clocks(3, max_ttl=0.5)
     with client(clocks.nodes, **SHORT) as redlock:
-        redlock.release(redlock.acquire(key))
+        redlock.release(granted(redlock, key))
         clocks.step(0, -HOUR)
         clocks.nodes.nodes[0].restart()
         clocks.step(0, 0)  # now it seems to have been up for an hour

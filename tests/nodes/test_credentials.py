@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
@@ -21,6 +21,7 @@ from celery_redlock.wire.quorum import VoteKind
 from tests.conftest import missing
 from tests.harness.programs import end_of
 from tests.nodes.support import (
+    BRIEF,
     StartNodes,
     client,
     kinds,
@@ -181,8 +182,7 @@ def test_nodes_are_reached_by_tls(tls_nodes: DevNodes, key: str) -> None:
 @pytest.mark.long
 def test_tls_nodes_recover_their_fences(tls_nodes: DevNodes) -> None:
     """A hundred kilobytes of counters, in both directions, fit through TLS."""
-    short: dict[str, Any] = {"ttl": 0.9, "max_ttl": 1.0}
-    with client(tls_nodes, **short, prefix="short") as redlock:
+    with client(tls_nodes, ttl=BRIEF, max_ttl=BRIEF, prefix="short") as redlock:
         redlock.initialize()
         first, numbers = tls_nodes.nodes[0], [4 * 10**15 + n for n in range(4096)]
         for node in tls_nodes.nodes:

@@ -25,7 +25,14 @@ from celery_redlock.devnodes import (
 from celery_redlock.errors import ConfigurationError, RedlockError
 from tests.conftest import with_long
 from tests.harness.processes import is_alive
-from tests.nodes.support import Child, StartNodes, client, plain_client, until
+from tests.nodes.support import (
+    BRIEF,
+    Child,
+    StartNodes,
+    client,
+    plain_client,
+    until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,11 +118,11 @@ def test_nodes_need_a_count(count: int) -> None:
 
 
 @pytest.mark.every_server
-@pytest.mark.parametrize("max_ttl", [60, 2])
+@pytest.mark.parametrize("max_ttl", [60, BRIEF])
 def test_nodes_vote_at_once(start_nodes: StartNodes, key: str, max_ttl: float) -> None:
     """Clients with the nodes' max_ttl are served at once, however short it is."""
     nodes = start_nodes(max_ttl=max_ttl)
-    with client(nodes, ttl=1, max_ttl=max_ttl) as redlock:
+    with client(nodes, ttl=BRIEF, max_ttl=max_ttl) as redlock:
         lease = redlock.acquire(key)
 
         assert lease.is_valid()

@@ -12,8 +12,10 @@ from tests.harness.waiting import until
 from tests.nodes.support import (
     SHORT,
     client,
+    granted,
     initialize_anew,
     kinds,
+    refusal,
     until_all_vote,
     until_nothing_is_left,
 )
@@ -127,15 +129,12 @@ def test_restart_guard_is_changed_by_the_steps_of_the_refusal(
     nodes = start_nodes(3, initialize=False)
     with client(nodes, **SHORT, restart_guard=not is_guarded) as before:
         before.initialize()
-        fence = before.acquire(key).fence
-        with (
-            client(nodes, **SHORT, restart_guard=is_guarded) as early,
-            pytest.raises(QuorumUnreachable) as refused,
-        ):
-            early.acquire(key)
-    assert f"Set redlock_restart_guard = {not is_guarded}" in str(refused.value)
-    assert "delete the key `meta` on all nodes" in str(refused.value)
-    assert ("wait for one max_ttl" in str(refused.value)) is not is_guarded
+        fence = granted(before, key).fence
+        with client(nodes, **SHORT, restart_guard=is_guarded) as early:
+            remedy = f"Set redlock_restart_guard = {not is_guarded}"
+            error = refusal(early, key, says=remedy)
+    assert "delete the key `meta` on all nodes" in str(error)
+    assert ("wait for one max_ttl" in str(error)) is not is_guarded
 
     for node in nodes.nodes:
         node.command("DEL", "redlock:meta")

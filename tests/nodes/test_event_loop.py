@@ -15,7 +15,7 @@ import pytest
 from celery_redlock.errors import LockLost
 from celery_redlock.locking import alock, lock, watchdog_of
 from tests.harness.threads import threads_started_here
-from tests.nodes.support import client, locks, until
+from tests.nodes.support import BRIEF, client, locks, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -417,7 +417,7 @@ def test_lock_is_not_renewed_when_the_loop_of_its_holder_is_closed(
         held.append(asyncio.current_task())  # so it is not collected
         await stay(redlock, key)
 
-    with client(three_nodes, ttl=1.2) as redlock:
+    with client(three_nodes, ttl=BRIEF) as redlock:
         redlock.check()
         close_in_the_middle(hold(redlock), SOON)
 

@@ -368,7 +368,7 @@ import contextlib, os, resource, sys, threading
 from celery_redlock import QuorumUnreachable, Redlock, lock
 key, *urls = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-redlock = Redlock(urls, node_timeout=0.5)
+redlock = Redlock(urls, node_timeout=1.0)
 files, ends = [], []
 
 def take(seconds):
@@ -388,7 +388,7 @@ for thread in threads:
     thread.join()
 for file in files:
     os.close(file)
-take(2.0)
+take(20.0)
 print(ends)
 """
 

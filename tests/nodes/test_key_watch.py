@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ from celery_redlock.locks.limits import Limit, Wanted
 from celery_redlock.scripts.keys import key_of
 from celery_redlock.testing import FakeNodes
 from tests.harness.waiting import until
+from tests.nodes.support import held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,13 +185,20 @@ def test_each_release_of_a_permit_tells_of_room(
         told.until_look(room, wanted)
 
 
-def test_end_of_a_ttl_tells_of_room(told: Told, rival: Redlock, key: str) -> None:
+@pytest.mark.usefixtures("without_looks")
+def test_end_of_a_ttl_tells_of_room(
+    told: Told, rival: Redlock, shared_nodes: DevNodes, key: str
+) -> None:
     """No node tells of it, so the thread looks at the end of the ttl."""
-    rival.acquire(key, ttl=1.0)
+    held(rival, shared_nodes, key)
+    told.watch.watch(Wanted(key), 1)
+    told.until(0, is_woken=False)
 
+    end_ms = round((time.time() + 2.0) * 1000)
+    for node in shared_nodes.nodes:
+        assert node.command("PEXPIREAT", f"redlock:lock:{key}", end_ms)
     told.watch.watch(Wanted(key), 1)
 
-    told.until(0, is_woken=False)
     told.until(1, is_woken=False)
 
 
@@ -197,7 +206,7 @@ def test_start_has_room_when_the_period_is_over(
     told: Told, rival: Redlock, key: str
 ) -> None:
     """A permit for a start is kept after the work."""
-    limits = (Limit(key, 1), Limit(key, 1, 1.0))
+    limits = (Limit(key, 1), Limit(key, 1, 3.0))
     lease = rival.acquire(key, limits=limits)
     lease.begin()
     rival.release(lease)

@@ -25,9 +25,11 @@ from celery_redlock.operations.inspect import node_status
 from celery_redlock.wire.quorum import VoteKind
 from tests.harness.tcp import ScriptedServer, proxies
 from tests.nodes.support import (
+    BRIEF,
     SHORT,
     StartNodes,
     client,
+    granted,
     held,
     initialize_anew,
     kinds,
@@ -122,7 +124,7 @@ def test_writable_replica_loses_its_vote_with_its_memory(
         assert vote is VoteKind.UNSYNCED
         replica.command("REPLICAOF", "NO", "ONE")
         until_all_vote(redlock, 30.0)
-        use(redlock, key)
+        redlock.release(granted(redlock, key))
 
 
 @pytest.mark.every_server
@@ -216,7 +218,7 @@ def test_node_that_cannot_be_resolved_is_an_error_of_that_node(
 ) -> None:
     """A name that DNS does not know costs its own vote and no time."""
     urls = [*shared_nodes.urls[:2], "redis://no-such-host.invalid:6379/0"]
-    with client(urls, prefix=key, **SHORT) as redlock:
+    with client(urls, prefix=key, ttl=BRIEF, max_ttl=BRIEF) as redlock:
         use(redlock, key)
         until(lambda: "no-such-host.invalid:6379/0 " in str(redlock.check().problems))
 

@@ -16,6 +16,7 @@ from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.wire.quorum import VoteKind, quorum_of
 from tests.conftest import with_long
 from tests.nodes.support import (
+    BRIEF,
     StartNodes,
     client,
     failing,
@@ -137,8 +138,8 @@ def test_lock_moves_over_as_nodes_die_and_come_back(
 
     The next one may be lost when the last one votes again, and no sooner.
     """
-    nodes = start_nodes(3, max_ttl=3.0)
-    options = {"max_ttl": 3.0, "ttl": 3.0}
+    nodes = start_nodes(3, max_ttl=BRIEF)
+    options = {"max_ttl": BRIEF, "ttl": BRIEF}
     with client(nodes, **options) as redlock, client(nodes, **options) as rival:
         lease = redlock.acquire(key)
         for node in nodes.nodes[:2]:

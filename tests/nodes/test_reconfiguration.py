@@ -23,7 +23,7 @@ from celery_redlock.locks.redlock import Redlock
 from celery_redlock.members.view import CLOSED, View
 from celery_redlock.operations.doctor import diagnose
 from celery_redlock.operations.reconfigure import reconfigure
-from tests.nodes.support import StartNodes, until
+from tests.nodes.support import StartNodes, granted, refusal, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,7 +197,7 @@ def test_wait_of_a_clock_that_was_ahead_begins_anew(
 
     reconfigure(old, new, on_step=on_step)
 
-    new.release(new.acquire(key))
+    new.release(granted(new, key))
     waits = [step for step in steps if step.startswith("Waiting")]
     assert not any("3600" in wait for wait in waits)
 
@@ -211,11 +211,9 @@ def test_client_with_removed_nodes_is_told_the_new_ones(
     old.initialize()
     reconfigure(old, new)
 
-    with pytest.raises(QuorumUnreachable) as refused:
-        old.acquire(key)
-    assert "The nodes are at epoch 2 with the nodes" in str(refused.value)
-    assert "Set redlock_nodes to the same nodes" in str(refused.value)
-    assert "are closed" not in str(refused.value)
+    error = refusal(old, key, says="The nodes are at epoch 2 with the nodes")
+    assert "Set redlock_nodes to the same nodes" in str(error)
+    assert "are closed" not in str(error)
 
     (removed,) = (
         finding for finding in diagnose(old) if finding.about == old.labels[2]
@@ -237,7 +235,7 @@ def test_reconfiguration_that_was_interrupted_is_resumed(
 
     nodes.nodes[4].restart()
     reconfigure(old, new)
-    lease = new.acquire(key)
+    lease = granted(new, key)
     assert lease.votes >= new.quorum
     assert new.release(lease)
 
@@ -254,7 +252,7 @@ def test_reconfiguration_looks_before_it_closes(
     with pytest.raises(RedlockError, match=r"must be up: .*Nothing was changed"):
         reconfigure(old, new)
 
-    old.release(old.acquire(key))
+    old.release(granted(old, key))
 
 
 def test_server_under_two_addresses_is_named(
@@ -269,7 +267,7 @@ def test_server_under_two_addresses_is_named(
     with pytest.raises(RedlockError, match=r"is the same server as .*Nothing was cha"):
         reconfigure(old, new)
 
-    old.release(old.acquire(key))
+    old.release(granted(old, key))
 
 
 def test_node_of_another_deployment_is_not_moved(
@@ -287,8 +285,8 @@ def test_node_of_another_deployment_is_not_moved(
     ):
         reconfigure(old, new)
 
-    old.release(old.acquire(key))
-    theirs.release(theirs.acquire(key))
+    old.release(granted(old, key))
+    theirs.release(granted(theirs, key))
 
 
 def test_clients_that_are_early_are_found(
@@ -303,7 +301,7 @@ def test_clients_that_are_early_are_found(
     with pytest.raises(RedlockError, match=r"another deployment.*Nothing was changed"):
         reconfigure(old, new)
 
-    old.release(old.acquire(key))
+    old.release(granted(old, key))
 
 
 def test_second_run_lifts_no_quarantine(
@@ -323,7 +321,7 @@ def test_second_run_lifts_no_quarantine(
     old.initialize()
     reconfigure(old, new)
     nodes.nodes[5].pause()
-    lease = new.acquire(key)
+    lease = granted(new, key)
     nodes.nodes[4].restart()
     nodes.nodes[5].resume()
 
@@ -371,14 +369,14 @@ def test_reconfiguration_is_taken_back(
     nodes = start_nodes(5, initialize=False)
     old, new = service(nodes.urls[:3]), service(nodes.urls)
     old.initialize()
-    before = old.acquire(key)
+    before = granted(old, key)
     old.release(before)
 
     reconfigure_until_closed(old, new, nodes.nodes[4].kill, match="--abort")
 
     reconfigure(old, new, abort=True)
 
-    lease = old.acquire(key)
+    lease = granted(old, key)
     assert lease.fence > before.fence
     old.release(lease)
     with pytest.raises(QuorumUnreachable):
@@ -427,9 +425,9 @@ def test_reconfiguration_ends_when_another_operator_aborts(
     aborted = r"operator aborts this .* never open for it"
     reconfigure_until_closed(old, new, abort, match=aborted, patience=600.0)
 
-    old.release(old.acquire(key))
+    old.release(granted(old, key))
     reconfigure(old, new)
-    new.release(new.acquire(key))
+    new.release(granted(new, key))
 
 
 def test_abort_ends_when_another_operator_has_finished(
@@ -456,7 +454,7 @@ def test_abort_ends_when_another_operator_has_finished(
     ):
         reconfigure(other_old, other_new, abort=True, patience=600.0)
 
-    new.release(new.acquire(key))
+    new.release(granted(new, key))
 
 
 def test_abort_outlasts_locks_of_members_that_have_forgotten(
@@ -467,7 +465,7 @@ def test_abort_outlasts_locks_of_members_that_have_forgotten(
     old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
     old.initialize()
     reconfigure(old, new)
-    lease = new.acquire(key)
+    lease = granted(new, key)
     for node in nodes.nodes[3:5]:
         node.command("FLUSHALL")
     said: list[str] = []
@@ -476,7 +474,7 @@ def test_abort_outlasts_locks_of_members_that_have_forgotten(
 
     assert not lease.is_valid()
     assert any("may have voted, and forgotten it" in sentence for sentence in said)
-    later = old.acquire(key)
+    later = granted(old, key)
     assert later.fence > lease.fence
     old.release(later)
 
@@ -520,7 +518,7 @@ def test_finished_reconfiguration_is_not_taken_back(
     with pytest.raises(RedlockError, match="Nothing was changed"):
         reconfigure(old, new, abort=True)
 
-    new.release(new.acquire(key))
+    new.release(granted(new, key))
 
 
 @pytest.mark.parametrize("abort", [False, True])
@@ -570,7 +568,7 @@ def test_reconfiguration_without_enough_witnesses_rests_on_clocks(
         reconfigure(old, new, gone=old.labels[:2], patience=3.0)
 
     assert "depends on clocks" in caplog.text
-    new.release(new.acquire(key))
+    new.release(granted(new, key))
 
 
 def test_reconfiguration_to_the_same_is_refused(service: Service) -> None:

@@ -9,7 +9,15 @@ import pytest
 
 from celery_redlock.devnodes import ServerOptions
 from celery_redlock.errors import LockUnavailable
-from tests.nodes.support import MAX_TTL, SHORT, client, until, until_all_vote
+from tests.nodes.support import (
+    BRIEF,
+    MAX_TTL,
+    SHORT,
+    client,
+    granted,
+    until,
+    until_all_vote,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +38,7 @@ def test_majority_that_restarts_grants_nothing_for_a_while(
     """No lock is granted for max_ttl; then the nodes recover alone, with a warning."""
     nodes = start_nodes(count, max_ttl=MAX_TTL)
     with client(nodes, **SHORT) as redlock:
-        lease = redlock.acquire(key)
+        lease = granted(redlock, key)
         for node in nodes.nodes[:lost]:
             node.restart()
         restarted_at = time.monotonic()
@@ -53,9 +61,9 @@ def test_job_outlives_the_restart_of_all_nodes_that_keep_their_data(
 
     No other client gets it before it is released, also when the nodes vote again.
     """
-    options = {"ttl": 3.0, "max_ttl": 3.0, "node_timeout": 0.6}
+    options = {"ttl": BRIEF, "max_ttl": BRIEF}
     on_disk = ServerOptions(config={"appendonly": "yes", "appendfsync": "always"})
-    nodes = start_nodes(count, max_ttl=3.0, options=on_disk)
+    nodes = start_nodes(count, max_ttl=BRIEF, options=on_disk)
     with client(nodes, **options) as redlock, client(nodes, **options) as rival:
         lease = redlock.acquire(key)
         for node in nodes.nodes:

@@ -16,6 +16,7 @@ from tests.nodes.support import (
     QUARANTINE,
     SHORT,
     client,
+    granted,
     kinds,
     until,
     until_all_vote,
@@ -219,7 +220,7 @@ def test_first_lock_on_nodes_that_run_for_long_is_granted_at_once(
     nodes = start_nodes(count, initialize=False)
     until(lambda: all(uptime_of(node) > QUARANTINE + 1 for node in nodes.nodes))
     with client(nodes, **SHORT) as redlock, client(nodes, **SHORT) as rival:
-        lease = redlock.acquire(key)
+        lease = granted(redlock, key)
 
         for node in nodes.nodes:
             node.command("DEL", "redlock:meta", f"redlock:lock:{key}")

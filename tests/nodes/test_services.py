@@ -80,7 +80,7 @@ def test_service_can_be_pickled(
     shared_nodes: DevNodes, key: str, copied: Callable[[Redlock], Redlock]
 ) -> None:
     """The copy has the nodes and the settings, and connections of its own."""
-    settings = {"ttl": 20, "max_ttl": 60, "node_timeout": 0.2, "connect_timeout": 2}
+    settings = {"ttl": 20, "max_ttl": 60, "node_timeout": 1.5, "connect_timeout": 2}
     with (
         client(shared_nodes, **settings) as redlock,
         contextlib.closing(copied(redlock)) as other,

@@ -19,6 +19,7 @@ from celery_redlock.wire.quorum import VoteKind
 from tests.harness.standby import hold_commits
 from tests.harness.store_nodes import postgresql
 from tests.harness.waiting import until
+from tests.nodes.support import granted
 from tests.stores.cluster import Primary, Publisher, Standby, Upgraded
 
 if TYPE_CHECKING:
@@ -158,14 +159,14 @@ def test_promoted_standby_waits_until_all_locks_have_ended(
                 ballot = other.check().ballot
                 assert ballot.votes[0] is not None
                 assert "is a standby" in ballot.votes[0].reason
-            lease = redlock.acquire(key)
+            lease = granted(redlock, key)
             primary.crash()
 
             standby.promote()
 
             with closing(service(standby, **SHORT)) as after:
                 assert votes_after_quarantine(after)
-                assert after.acquire(key).fence > lease.fence
+                assert granted(after, key).fence > lease.fence
         finally:
             standby.stop()
 
@@ -177,14 +178,14 @@ def test_upgraded_server_waits_until_all_locks_have_ended(
     """``pg_upgrade`` copies the table with all oids, to a server of another name."""
     with closing(service(primary, **SHORT)) as redlock:
         redlock.initialize()
-        lease = redlock.acquire(key)
+        lease = granted(redlock, key)
     primary.end()
     upgraded = Upgraded(primary)
     try:
         upgraded.start()
         with closing(service(upgraded, **SHORT)) as after:
             assert votes_after_quarantine(after)
-            assert after.acquire(key).fence > lease.fence
+            assert granted(after, key).fence > lease.fence
     finally:
         upgraded.stop()
 
@@ -204,7 +205,7 @@ def test_server_that_gets_our_table_from_another_one_has_no_vote(key: str) -> No
             target.execute("CREATE ROLE plain LOGIN")
             target.execute(Store.grants.format(user="plain"))
             redlock.initialize()
-            lease = redlock.acquire(key)
+            lease = granted(redlock, key)
             source.execute("CREATE PUBLICATION everything FOR ALL TABLES")
             target.execute(
                 f"CREATE SUBSCRIPTION moving CONNECTION '{old.store_url}' "
@@ -218,7 +219,7 @@ def test_server_that_gets_our_table_from_another_one_has_no_vote(key: str) -> No
             assert "gets the table redlock_keys by the subscription moving" in reason
             target.execute("ALTER SUBSCRIPTION moving DISABLE")
             assert votes_after_quarantine(after)
-            assert after.acquire(key).fence > lease.fence
+            assert granted(after, key).fence > lease.fence
             target.execute("ALTER SUBSCRIPTION moving SET (slot_name = NONE)")
             target.execute("DROP SUBSCRIPTION moving")
 

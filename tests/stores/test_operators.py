@@ -23,6 +23,7 @@ from tests.conftest import with_long
 from tests.harness.standby import held_commits, hold_commits, let_commits_go
 from tests.harness.store_nodes import StoreNodes
 from tests.harness.waiting import until
+from tests.nodes.support import granted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -313,7 +314,7 @@ def test_nodes_that_were_left_are_to_be_emptied_before_a_move_back(
         closing(Redlock(nodes.urls, **options)) as redis,
         closing(Redlock(fresh.urls, **options)) as store,
     ):
-        redis.release(redis.acquire("k"))
+        redis.release(granted(redis, "k"))
         reconfigure(redis, store)
 
         with pytest.raises(RedlockError) as refused:
@@ -349,7 +350,7 @@ def test_move_from_nodes_that_were_left_tells_where_the_deployment_is(
         closing(Redlock(fresh.urls, **options)) as store,
         closing(Redlock(nodes.urls[:1], **options)) as other,
     ):
-        redis.release(redis.acquire("k"))
+        redis.release(granted(redis, "k"))
         reconfigure(redis, store)
         with pytest.raises(RedlockError, match="If it is done, move from there"):
             reconfigure(redis, other)

@@ -46,7 +46,7 @@ import os
 import signal
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from celery import states, uuid
@@ -56,7 +56,7 @@ from celery.schedules import schedule
 from celery_redlock import DuplicateTask
 from celery_redlock.election import Elector
 from tests.harness.waiting import until
-from tests.nodes.support import client
+from tests.nodes.support import BRIEF, client
 from tests.worker.support import assert_refused
 
 if TYPE_CHECKING:
@@ -66,8 +66,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.devnodes import DevNodes
     from tests.harness.deployment import Deploy, Deployment
-
-SHORT: dict[str, Any] = {"ttl": 1.2, "node_timeout": 0.2}
 
 
 def tries(nodes: DevNodes) -> list[int]:
@@ -212,7 +210,7 @@ def test_late_leader_does_not_end_the_next_term(
     Source: Laravel #53342, the scheduler's mutex that is released by force.
     """
     with client(three_nodes) as redlock, client(three_nodes) as rival:
-        late, successor = Elector(redlock, key, ttl=1), Elector(rival, key, ttl=30)
+        late, successor = Elector(redlock, key, ttl=BRIEF), Elector(rival, key, ttl=30)
         assert late.campaign()
         term = until(successor.campaign, what="the next term")
         assert term
