@@ -33,7 +33,6 @@ from tests.nodes.support import (
     held,
     initialize_anew,
     kinds,
-    locks,
     refusal,
     until,
     until_all_vote,
@@ -309,8 +308,7 @@ def test_forgotten_scripts_are_sent_again(three_nodes: DevNodes, key: str) -> No
             assert redlock.inspect(lease.key).votes >= 2
             forget()
             assert redlock.release(lease) >= 1
-        # The answer of the third node is read, and the release sent again, at a use.
-        until(lambda: not redlock.inspect(lease.key).votes and not locks(three_nodes))
+        until_nothing_is_left(three_nodes)
 
 
 @pytest.mark.every_server
