@@ -196,7 +196,7 @@ class Elector(OfOneProcess):
             log.info("Resigned as leader of %r.", self.key, extra=fields)
             self._logged = None
         elif self._may_hold:
-            self._redlock.release_base(self.key, self._base)
+            self._release_attempt()
         else:
             return
         self._may_hold = False
@@ -275,7 +275,7 @@ class Elector(OfOneProcess):
     def _try_to_lead(self) -> Term | None:
         self.pause = min(_STANDBY_PAUSE, self.ttl * _RENEW_AT)
         if self._may_hold:  # and would refuse this candidate, as if another one led
-            self._redlock.release_base(self.key, self._base)
+            self._release_attempt()
         began = self._clock.monotonic()
         self._may_hold = True
         try:
@@ -295,6 +295,16 @@ class Elector(OfOneProcess):
         self._may_hold = False
         self._standbys.enter(self._base, self._entry)
         return None
+
+    def _release_attempt(self) -> None:
+        """Release what an interrupted attempt may have got, and take another base.
+
+        A node that is away gets this release when it is back, and a second later once
+        more. It would end a term that was granted to this base meanwhile.
+        """
+        self._redlock.release_base(self.key, self._base)
+        self._standbys.withdraw()
+        self._base = new_base()
 
     def _begin_term(self, lease: Lease, began: float) -> Term:
         self.term = term = Term(lease, since=self._clock.wall())

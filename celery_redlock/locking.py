@@ -522,6 +522,7 @@ class Hold:
             # Interrupted between the grant and the assignment: nodes may hold it.
             base = f"{self._base}."
             yield Ask(self.redlock.release_request(self.key, base, self._limits))
+            self._base = new_base()  # it may reach a node after the next grant
 
     def give_up(self, lease: Lease) -> None:
         """Renew the lease no more, because its block cannot end."""

@@ -560,6 +560,9 @@ class Redlock:
         For a process that outlives the holder: the worker's main process releases
         the lock of a child that is gone. Permits for a start are left: they end when
         the period has passed. Returns as ``release`` does.
+
+        Acquire with this base no more: a node that is away gets the release when it is
+        back, and once more a second later.
         """
         at_once = tuple(limit for limit in limits if not limit.period)
         request = self.release_request(key, f"{base}.", at_once)

@@ -15,9 +15,10 @@ from celery_redlock.election import Elector, Term
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.locks.lease import Holder
 from celery_redlock.records.standbys import leadership_of
+from celery_redlock.scripts import RELEASE
 from celery_redlock.testing import force_release
 from tests.conftest import with_long
-from tests.interruptions import counts_places, interruptions
+from tests.interruptions import Interrupted, counts_places, interruptions
 from tests.unit.election.support import KEY, TTL, Candidate, run
 
 if TYPE_CHECKING:
@@ -377,6 +378,60 @@ def test_candidate_that_was_interrupted_anywhere_can_be_elected(
         assert candidate.campaign(), f"it refused itself at place {place}"
         candidate.resign()
     assert place > 5  # six with CPython 3.13, and more before
+
+
+def test_late_release_of_an_interrupted_attempt_ends_no_term(
+    candidates: list[Candidate],
+) -> None:
+    """A node gets it when it is back, and once more a second later."""
+    first, second, _ = candidates
+
+    def interrupt() -> None:
+        raise Interrupted
+
+    first.nodes.latency(0.02)
+    first.clock.at(0.01, interrupt)
+    with pytest.raises(Interrupted):
+        first.campaign()
+    first.nodes.latency(0.0)
+    first.nodes.partition()
+    assert first.campaign() is None  # its release is on the way
+    for connection in first.nodes._connections:  # noqa: SLF001
+        connection.break_off("was reset")
+    first.nodes.heal()
+
+    assert first.campaign()
+    first.clock.advance(1.0)
+    first.nodes.drain()
+
+    assert second.campaign() is None
+    assert first.leads
+
+
+@counts_places
+@pytest.mark.parametrize("resigns", [False, True])
+def test_release_of_an_interrupted_attempt_can_end_no_later_term(
+    nodes: FakeNodes, resigns: bool
+) -> None:
+    """A node that was away gets it late: perhaps after the grant of the next term."""
+    nodes.redlock()
+    releases = 0
+    for interruption in interruptions(str(PACKAGE / "election.py")):
+        candidate = Candidate(nodes.another_client())
+        with interruption:
+            candidate.campaign()
+        if resigns:
+            candidate.resign()
+
+        term = candidate.campaign()
+
+        assert term is not None
+        asked = [one for one in candidate.nodes.asked if one.script is RELEASE]
+        released = [one.call[2][0] for one in asked]
+        assert not [one for one in released if term.lease.token.startswith(one)]
+        releases += len(released)
+        candidate.resign()
+    assert releases > 2
 
 
 @counts_places

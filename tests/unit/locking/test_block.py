@@ -393,6 +393,25 @@ def test_end_that_is_interrupted_anywhere_releases(site: Site) -> None:
     assert places > 2
 
 
+@counts_places
+def test_release_of_an_interrupted_acquire_can_end_no_later_lease(site: Site) -> None:
+    """A node that was away gets it late: perhaps after the next grant."""
+    prefixes = 0
+    for interruption in interruptions(locking.__file__):
+        hold = Hold(site.redlock, "k", watchdog=site.watchdog)
+        with interruption:
+            hold.acquire()
+        hold.release()
+
+        lease = hold.acquire()
+
+        told = [str(words[0]) for words in args_of(site.nodes, "release")]
+        assert not [one for one in told if lease.token.startswith(one)]
+        hold.release()
+        prefixes += sum(one.endswith(".") for one in told)
+    assert prefixes
+
+
 class HoldWithTimeLimit(Hold):
     """A lock of a coroutine; a time limit comes when its release is to begin."""
 
