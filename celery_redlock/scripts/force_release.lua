@@ -15,10 +15,16 @@ local releases = KEYS[#KEYS]
 local token, name, record = ARGV[1], ARGV[2], ARGV[3]
 local ttl_ms, most = tonumber(ARGV[4]), tonumber(ARGV[5])
 
+-- Tell whether it is the value that the operator was shown. One that only begins so is of
+-- a holder that has come since: values of other programs may be short, or empty.
+local function is_shown(value)
+  return value == token or owned(value, token .. '\n')
+end
+
 local reply, locks = {FREE}, (#KEYS - 1) / 2
 for i = 1, locks do
   local wait_queue = KEYS[i + locks]
-  if owned(redis.call('GET', KEYS[i]), token) then
+  if is_shown(redis.call('GET', KEYS[i])) then
     redis.call('DEL', KEYS[i])
     wake_first(wait_queue, '0')
     reply = {GRANTED, 0}

@@ -13,6 +13,6 @@ local token, who = ARGV[1], ARGV[2]
 
 local value = redis.call('GET', lock)
 if not value then return {FREE} end
-if not owned(value, token) then return {TAKEN, value, redis.call('PTTL', lock)} end
+if not owned(value, token .. '\n') then return {TAKEN, value, redis.call('PTTL', lock)} end
 ask_to_end(lock, value, who)
 return {GRANTED, 0}

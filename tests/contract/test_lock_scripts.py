@@ -352,6 +352,30 @@ def test_force_release_deletes_the_value_of_another_program(subject: Subject) ->
     assert list(recorded(subject)) == ["foreign"]
 
 
+@pytest.mark.parametrize("shown", ["", TOKEN[0], TOKEN[:-1]])
+def test_force_release_leaves_a_holder_alone_that_has_come_since(
+    subject: Subject, shown: str
+) -> None:
+    """The value of another program may be the beginning of any token."""
+    subject.acquire()
+
+    assert subject.force_release(shown, name="foreign") == [FREE]
+    assert subject.get(subject.lock) == value(1)
+
+
+@pytest.mark.parametrize(("shown", "now"), [("worker-1", "worker-12"), ("", "1")])
+def test_force_release_leaves_another_value_of_another_program_alone(
+    subject: Subject, shown: str, now: str
+) -> None:
+    """It deletes the whole value that the operator was shown, and no longer one."""
+    subject.set(subject.lock, now, TTL)
+    assert subject.force_release(shown, name="foreign") == [FREE]
+    assert subject.get(subject.lock) == now.encode()
+
+    subject.set(subject.lock, shown, TTL)
+    assert subject.force_release(shown, name="foreign") == [GRANTED, 0]
+
+
 def test_force_release_keeps_the_latest_records(subject: Subject) -> None:
     """There are never more than the operator's client asks for."""
     for number in range(5):
@@ -610,6 +634,17 @@ def test_cancel_request_is_for_that_holder_alone(subject: Subject) -> None:
     assert is_taken(
         subject.request_cancel(OTHER), value(1), at_most=subject.longest(TTL)
     )
+    assert subject.extend() == [GRANTED, 0]
+
+
+def test_cancel_request_needs_the_whole_token(subject: Subject) -> None:
+    """Another program may have had the lock, and its value be short or empty."""
+    subject.acquire()
+
+    for part in ("", TOKEN[0]):
+        assert is_taken(
+            subject.request_cancel(part), value(1), at_most=subject.longest(TTL)
+        )
     assert subject.extend() == [GRANTED, 0]
 
 
