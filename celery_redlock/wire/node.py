@@ -230,17 +230,20 @@ class Node:
         return taken
 
     def send_backlog(self) -> None:
-        """Send the requests that waited for the connection, and pending releases."""
+        """Send pending releases, then the requests that waited for the connection.
+
+        In this order: one of them may ask for a lock that was released before.
+        """
         if self._conversation is None:
             return
+        if not self.unfit_because:
+            for request in self._pending_releases.due(self._clock.monotonic()):
+                self.send((request,))
         while self._backlog:
             request = self._backlog[0]
             if request.ballot.votes[self._index] is None:
                 self.send((request,))
             self._backlog.popleft()  # now: an interruption sends it once more
-        if not self.unfit_because:
-            for request in self._pending_releases.due(self._clock.monotonic()):
-                self.send((request,))
 
     def unsent_of(self, requests: Sequence[ScriptRequest]) -> list[ScriptRequest]:
         """Return the requests that this node was not sent yet."""

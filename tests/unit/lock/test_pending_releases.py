@@ -210,6 +210,24 @@ def test_release_that_did_not_arrive_is_sent_on_the_next_connection(
     assert not stage.node.has_pending
 
 
+def test_release_that_did_not_arrive_comes_before_requests_that_wait(
+    stage: Stage,
+) -> None:
+    """The next call in this process may ask for the lock that is released."""
+    again = stage.next_connection()
+    freed = release(stage.clock)
+    stage.ask(freed)
+    stage.reads(b"")
+    stage.clock.advance(0.2)
+    stage.maintain()
+    waits = stage.sends("later")
+    assert said(waits) is None
+
+    stage.arrive()
+
+    assert bytes(again.sock.sent) == freed.packed_source() + waits.packed_source()
+
+
 PASSING = ["BUSY", "LOADING", "NOREPLICAS", "OOM", "READONLY", "NOPERM"]
 
 
