@@ -7,12 +7,14 @@ broken connection, and run it after the first release.
 A release that a node answered with an error (-BUSY, -LOADING, -NOREPLICAS, -OOM,
 -READONLY, any other) is sent again after a pause, which doubles each time.
 
-Anything that remains even so ends after one ttl.
+Anything that remains even so ends after one ttl. So do the oldest of more than ten
+thousand, which are dropped: a node may refuse all releases for as long as it is up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redlock.basics.backoff import doubled
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 _SECOND_SEND_AFTER = 1.0  # seconds after the first
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0  # seconds, after a refusal
+_MOST = 10_000  # releases
+_FEW, _LOOK_EVERY = 100, 0.01  # seconds between two looks at more than a few
 
 
 class _PendingRelease(NamedTuple):
@@ -36,7 +40,11 @@ class _PendingRelease(NamedTuple):
 class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
     """Requests that must arrive at one node, each one once, oldest first."""
 
-    __slots__ = ()
+    __slots__ = ("_looked_at",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looked_at = -math.inf
 
     def add(self, request: ScriptRequest, now: float) -> None:
         """Keep a request that did not arrive, unless it may be dropped."""
@@ -54,7 +62,7 @@ class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
         with contextlib.suppress(RuntimeError, StopIteration):
             while self:
                 name, oldest = next(iter(self.items()))
-                if oldest.request.resend_until > now:
+                if oldest.request.resend_until > now and len(self) < _MOST:
                     break
                 self.pop(name, None)
         if entry.request.resend_until > now:
@@ -62,6 +70,10 @@ class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
 
     def due(self, now: float) -> Iterator[ScriptRequest]:
         """Yield the requests to send now, as new requests."""
+        # With many that wait, not each request pays for a look at all of them.
+        if len(self) > _FEW and now < self._looked_at + _LOOK_EVERY:
+            return
+        self._looked_at = now
         for name in list(self):  # not the items: a finaliser may come between tuples
             entry = self.get(name)
             if entry is None:

@@ -82,7 +82,7 @@ def test_finaliser_may_add_a_release_while_the_due_ones_are_listed() -> None:
     told = sent(pending, 10.0)
 
     gc.collect()
-    told += [one for one in sent(pending, 10.0) if one not in told]
+    told += [one for one in sent(pending, 10.01) if one not in told]
     assert sorted(map(str, told)) == sorted(["late", *tokens])
 
 
@@ -135,6 +135,29 @@ def test_old_releases_are_dropped_when_new_ones_come() -> None:
         pending.add(release_of(f"t{number}", until=number + 2.0), now=float(number))
 
     assert sent(pending, 100.0) == ["t99"]
+
+
+def test_oldest_of_too_many_releases_are_dropped() -> None:
+    """A node that refuses each of them, for as long as it is up, costs no memory."""
+    pending = PendingReleases()
+    for number in range(10_005):
+        pending.add_refused(release_of(f"t{number}"), now=10.0)
+
+    told = sent(pending, 10.25)
+
+    assert (len(told), told[0], told[-1]) == (10_000, "t5", "t10004")
+
+
+def test_many_releases_are_looked_at_a_hundred_times_a_second() -> None:
+    """A request to a node that owes them does not pay for each of them."""
+    pending = PendingReleases()
+    for number in range(200):
+        pending.add_refused(release_of(f"t{number}"), now=10.0)
+    assert sent(pending, 10.1) == []
+    pending.add(release_of("u"), now=10.1)
+
+    assert sent(pending, 10.109) == []
+    assert sent(pending, 10.111) == ["u"]
 
 
 def test_release_that_ends_while_others_are_sent_is_dropped() -> None:
