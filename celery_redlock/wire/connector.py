@@ -8,7 +8,9 @@
 
 DNS, TCP, TLS, AUTH and the check of the server happen in a thread that ends when they
 are done. Calls wait for a connection only if the attempt is *hopeful*: the first one,
-one that replaces a connection that worked, or one long after the last failure.
+one that replaces a connection that worked, or one long after the last failure. After
+some seconds it is not any more: a name service may hang, or a server may send its
+greeting byte by byte.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds
 _LONG_AGO = 1.0
+_HOPE_LASTS = 10.0  # seconds
 
 _FORK_WAITS = 0.2  # seconds: a node may not answer
 
@@ -37,9 +40,10 @@ _FORK_WAITS = 0.2  # seconds: a node may not answer
 class _Attempt:
     """The result of a thread that connects, and whether it is still wanted."""
 
-    __slots__ = ("ended_at", "is_wanted", "result")
+    __slots__ = ("began_at", "ended_at", "is_wanted", "result")
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
+        self.began_at = now
         self.result: Connection | StoreConnection | str | None = None
         self.ended_at = 0.0
         self.is_wanted = True
@@ -89,7 +93,15 @@ class Connector:
     @property
     def is_hopeful(self) -> bool:
         """Whether a connection is being made that is worth waiting for."""
-        return self._attempt is not None and self._hopeful
+        attempt = self._attempt
+        if attempt is None or not self._hopeful:
+            return False
+        return self._clock.monotonic() < attempt.began_at + self.hope_lasts
+
+    @property
+    def hope_lasts(self) -> float:
+        """Seconds for which an attempt may be worth waiting for."""
+        return max(_HOPE_LASTS, self.timeout)
 
     def begin(self) -> None:
         """Begin an attempt, unless one is under way or it is too early."""
@@ -97,7 +109,7 @@ class Connector:
         if self._attempt or now < self._next_at:
             return
         self._hopeful = not self.failures or now - self._next_at > _LONG_AGO
-        attempt = self._attempt = _Attempt()
+        attempt = self._attempt = _Attempt(now)
         if not start_thread(self._connect, attempt):
             self._end(attempt, "cannot be connected to: there can be no new thread")
 

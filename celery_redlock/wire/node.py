@@ -227,6 +227,10 @@ class Node:
         is_needed = self._conversation is None or bool(self.unfit_because)
         if is_needed or silence > self._connector.timeout:
             self._connector.begin()
+        if self._backlog and not (self._conversation or self.is_connecting):
+            self._connector.failures += 1
+            seconds = self._connector.hope_lasts
+            self._connecting_failed(f"has not let us connect for {seconds:g} s")
         return taken
 
     def send_backlog(self) -> None:

@@ -135,6 +135,31 @@ def test_connecting_is_tried_again_with_longer_and_longer_pauses(
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2, 2, 2], abs=0.011)
 
 
+def test_connection_that_is_made_for_long_is_not_waited_for(
+    clock: FakeClock, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name service that hangs collects no requests: they fail, as do later ones."""
+    caplog.set_level(logging.INFO)
+    stage, reason = Stage(clock, connection), "has not let us connect for 10 s"
+    stage.address.gate.clear()
+    stage.maintain()
+    first = stage.sends()
+    clock.advance(9.9)
+    stage.maintain()
+    assert said(first) is None
+
+    clock.advance(0.1)
+    stage.maintain()
+    second = stage.sends()
+
+    assert (said(first), said(second)) == (reason, reason)
+    stage.address.gate.set()
+    stage.arrive()
+    assert caplog.messages == [f"Node node {reason}.", "Node node is connected again."]
+    assert said(stage.sends()) is None
+    assert len(commands(connection.sock.sent)) == 1
+
+
 def test_request_long_after_an_outage_waits_for_the_connection(
     clock: FakeClock, connection: Connection
 ) -> None:
