@@ -78,6 +78,20 @@ def test_permit_for_a_start_has_a_ttl_of_its_own(subject: Subject) -> None:
     assert KEPT - 2000 < int(told[-12:]) <= subject.longest(KEPT)
 
 
+def test_permit_for_a_start_may_be_kept_for_longer_than_the_reply_can_tell(
+    subject: Subject,
+) -> None:
+    """Of a start a century, each permit has its place in the reply nevertheless."""
+    century = 100 * 365 * 86_400_000
+    limits = [("imports@@", 3, century)]
+    subject.acquire_permits(["imports@@1"], limits, FIRST)
+
+    reply = subject.inspect_permits(limits)
+
+    assert reply == [GRANTED, 0, A + b"9" * 12 + 2 * NO_START]
+    assert subject.pttl(subject.key("lock:imports@@1")) > century - 2000
+
+
 def test_release_by_token_ends_permits(subject: Subject) -> None:
     """At once, or for a start when the period has passed."""
     subject.acquire_permits(["imports", "imports@@2"], STARTS)

@@ -12,11 +12,12 @@ local function permits_of(place)
 end
 
 local FREE_PERMIT, UNKNOWN_HOLDER = '--------', '????????'
+local MOST_MS = 999999999999 -- 12 digits: 31 years
 
 -- Return who holds the permits of the limits from this place in ARGV on: for each permit
 -- in turn the last 8 characters of the token of its holder, and for each permit for a
--- start 12 digits more: its ttl_ms. And for each limit whether all have a holder.
--- A key of another type reads as one without a holder.
+-- start 12 digits more: its ttl_ms, at most MOST_MS. And for each limit whether all have a
+-- holder. A key of another type reads as one without a holder.
 local function permits_in_use(place)
   local texts, full = {}, {}
   for at = place, #ARGV, 3 do
@@ -34,7 +35,7 @@ local function permits_in_use(place)
     end
     if string.sub(ARGV[at], -2) == '@@' then
       for i = 1, #names do
-        local ttl_ms = math.max(0, redis.call('PTTL', names[i]))
+        local ttl_ms = math.min(MOST_MS, math.max(0, redis.call('PTTL', names[i])))
         values[i] = values[i] .. string.format('%012.0f', ttl_ms)
       end
     end
