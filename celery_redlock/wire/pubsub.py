@@ -201,10 +201,12 @@ class WakeupListener(OfOneProcess):
             if self._waiters:
                 needed_at = now
             try:
-                if not self._is_done(needed_at, now):
-                    self._step()
-                elif self._background.ends(run, self._has_work):
+                if self._is_done(needed_at, now):
+                    # First: the thread of the next waiter uses the same connections.
                     self._disconnect()
+                    self._background.ends(run, self._has_work)
+                else:
+                    self._step()
             except Exception:
                 log.exception("The listener for wake-ups had an error and continues.")
                 self._clock.sleep(_PAUSE_AFTER_ERROR)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
+    from celery_redlock.basics.process import ThreadRun
+
 TIMING = Timing(30.0, 60.0, 0.05, 1.0)
 INFO = b"run_id:1\r\nredis_version:7\r\nrole:master\r\n"
 
@@ -202,6 +204,32 @@ def test_listener_closes_after_a_while_without_waiters(
     del waiter
 
     until(lambda: listener.listening == 0)
+
+
+def test_thread_that_ends_leaves_the_subscription_of_the_next_one(
+    crier: Crier, listener: WakeupListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiter may come just when it has found that there is none."""
+    ends = listener._background.ends  # noqa: SLF001
+    runs: list[ThreadRun] = []
+    came: list[Waiter] = []
+
+    def late(run: ThreadRun, has_work: Callable[[], object]) -> bool:
+        is_over = ends(run, has_work)
+        if is_over and not runs:
+            monkeypatch.undo()
+            runs.append(run)
+            came.append(waiter_of(listener))
+        return is_over
+
+    monkeypatch.setattr(listener._background, "ends", late)  # noqa: SLF001
+    monkeypatch.setattr(pubsub, "_IDLE", 0.0)
+    listener.remove_waiter(waiter_of(listener))
+    until(lambda: bool(came))
+    assert runs[0].end.acquire(timeout=10.0)
+
+    assert listener.listening == 1
+    assert len(crier.channels) == 2
 
 
 def test_signal_handler_that_waits_for_a_lock_in_the_middle_of_a_wait_has_its_turn(
