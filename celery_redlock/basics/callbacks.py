@@ -1,9 +1,14 @@
-"""Calls callbacks of users from threads that must not end with their errors."""
+"""Calls functions of users from threads that must not end with their errors.
+
+A handler or a filter of their logging is one, too. Python's handlers raise nothing, but
+one of a project may: it sends lines to a server that is just out of reach, for example.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import traceback
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,3 +25,17 @@ def call_safely(callback: Callable[..., object] | None, *args: object) -> None:
         callback(*args)
     except Exception:
         log.exception("The callback %r raised an error.", callback)
+
+
+def log_safely(
+    logger: logging.Logger, level: int, text: str, *args: object, **options: Any
+) -> None:
+    """Write a line of the log. Print the error of a handler, as Python does, and go on.
+
+    For threads of this package. In a thread of the user it may hide a time limit.
+    """
+    try:
+        logger.log(level, text, *args, stacklevel=2, **options)
+    except Exception:  # noqa: BLE001  (there is no log to write it to)
+        if logging.raiseExceptions:
+            traceback.print_exc()

@@ -30,6 +30,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.backoff import doubled, jittered
+from celery_redlock.basics.callbacks import log_safely
 from celery_redlock.locks.failure import ends_in
 from celery_redlock.locks.permits import names_of, occupancies, words_of
 from celery_redlock.scripts import (
@@ -156,8 +157,9 @@ class KeyWatch:
         """
         try:
             work()
-        except Exception:
-            log.exception("The watch of keys had an error and continues.")
+        except Exception:  # noqa: BLE001  (it is logged)
+            text = "The watch of keys had an error and continues."
+            log_safely(log, logging.ERROR, text, exc_info=True)
             return False
         return True
 

@@ -31,7 +31,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from celery_redlock.basics.callbacks import call_safely
+from celery_redlock.basics.callbacks import call_safely, log_safely
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.basics.process import Background, OfOneProcess, ThreadRun
@@ -227,10 +227,11 @@ class Watchdog(OfOneProcess):
         while not self._background.is_over(run):
             try:
                 next_at = self.step()
-            except (Exception, SystemExit):
+            except (Exception, SystemExit):  # noqa: BLE001  (it is logged)
                 # All leases depend on this thread: it must not end with one mistake,
                 # nor with the `sys.exit` of a callback, which ends no process here.
-                log.exception("The watchdog had an error and continues.")
+                text = "The watchdog had an error and continues."
+                log_safely(log, logging.ERROR, text, exc_info=True)
                 next_at = self._recover()
             woken = self._wakeups.sleep(math.inf if next_at is None else next_at)
             if woken or next_at is not None:
@@ -399,6 +400,6 @@ class Watchdog(OfOneProcess):
         if by:
             fields = log_fields("force-released", key=key, fence=fence, by=by)
         # No error: who holds the lock raises one, which is reported.
-        log.warning("%s", lease.lost_error(), extra=fields)
+        log_safely(log, logging.WARNING, "%s", lease.lost_error(), extra=fields)
         call_safely(watch.on_lost, lease)
         self.announced = None

@@ -73,6 +73,7 @@ from celery.exceptions import Retry as RetriesItself
 
 from celery_redlock import signals
 from celery_redlock.basics.backoff import doubled, jittered
+from celery_redlock.basics.callbacks import log_safely
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.process import start_thread
 from celery_redlock.errors import (
@@ -653,7 +654,8 @@ class Execution(TaskLock):
     def _cancel_body(self, lease: Lease, *, once: bool = False) -> None:
         error, by = lease.cancelled_error(), lease.cancelled_by
         fields = self.call.log_fields("cancelled", fence=lease.fence, by=by)
-        log.warning("%s is stopped: %s", self.call, error, extra=fields)
+        text = "%s is stopped: %s"
+        log_safely(log, logging.WARNING, text, self.call, error, extra=fields)
         grace = self.call.options.task.grace_of_cancelled
         self._interrupt(error, grace, once=once)
 
@@ -674,7 +676,8 @@ class Execution(TaskLock):
                 fence, name = lease.fence, decision.name
                 extra = call.log_fields("loss", fence=fence, decision=name)
                 text = "%s lost its lock and will %s (on_lock_lost)."
-                log.warning(text, call, decision.describe(loss), extra=extra)
+                what = decision.describe(loss)
+                log_safely(log, logging.WARNING, text, call, what, extra=extra)
                 self._dispatch(signals.lock_lost, lease=lease, decision=decision)
                 if call.header.events:
                     start_thread(self._send_event, lease)
@@ -690,8 +693,9 @@ class Execution(TaskLock):
     def _ask(self, loss: Loss) -> LossDecision:
         try:
             return self.call.options.on_lock_lost(loss)
-        except Exception:
-            log.exception("%s: on_lock_lost failed; the body is stopped.", self.call)
+        except Exception:  # noqa: BLE001  (it is logged)
+            text = "%s: on_lock_lost failed; the body is stopped."
+            log_safely(log, logging.ERROR, text, self.call, exc_info=True)
             return Abort()
 
     # -- after the body --------------------------------------------------------

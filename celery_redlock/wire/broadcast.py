@@ -61,6 +61,7 @@ from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.basics.callbacks import log_safely
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.process import OfOneProcess, start_thread
 from celery_redlock.basics.selector import Waker, new_selector
@@ -1027,8 +1028,9 @@ class Broadcast(OfOneProcess):
         while self._thread == me:
             try:
                 was_free = self._drive(self._serve)
-            except Exception:
-                log.exception("The I/O thread met an error and continues.")
+            except Exception:  # noqa: BLE001  (it is logged)
+                text = "The I/O thread met an error and continues."
+                log_safely(log, logging.ERROR, text, exc_info=True)
                 self._clock.sleep(_PAUSE_AFTER_ERROR)
                 continue
             if not was_free:  # the driver wakes this thread when it leaves

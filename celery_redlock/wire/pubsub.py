@@ -26,6 +26,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from celery_redlock.basics.callbacks import log_safely
 from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.process import Background, OfOneProcess, ThreadRun
@@ -207,8 +208,9 @@ class WakeupListener(OfOneProcess):
                     self._background.ends(run, self._has_work)
                 else:
                     self._step()
-            except Exception:
-                log.exception("The listener for wake-ups had an error and continues.")
+            except Exception:  # noqa: BLE001  (it is logged)
+                text = "The listener for wake-ups had an error and continues."
+                log_safely(log, logging.ERROR, text, exc_info=True)
                 self._clock.sleep(_PAUSE_AFTER_ERROR)
 
     def _is_done(self, needed_at: float, now: float) -> bool:

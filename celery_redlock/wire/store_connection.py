@@ -26,6 +26,7 @@ from collections import deque
 from selectors import EVENT_READ
 from typing import TYPE_CHECKING, Any, cast
 
+from celery_redlock.basics.callbacks import log_safely
 from celery_redlock.basics.process import start_thread
 from celery_redlock.basics.resp import word_of
 from celery_redlock.basics.selector import Waker
@@ -300,8 +301,9 @@ def _carried_out(store: Store, commands: Sequence[Command]) -> list[Any] | Store
         return store.run(commands)
     except StoreError as error:
         return error
-    except Exception as error:
-        log.exception("A store met an error. It is connected to again.")
+    except Exception as error:  # noqa: BLE001  (it is logged)
+        text = "A store met an error. It is connected to again."
+        log_safely(log, logging.ERROR, text, exc_info=True)
         return StoreError(f"met an error: {type(error).__name__}: {error}")
 
 

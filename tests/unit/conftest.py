@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,6 +11,8 @@ from celery_redlock.testing import FakeClock, FakeNodes
 from tests.unit.lock.support import Site
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from celery_redlock.locks.redlock import Redlock
 
 
@@ -22,6 +25,27 @@ def _own_connections(apps_are_closed: None) -> None:
 def _no_shared_tasks_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide shared tasks of other tests: Celery adds them to every later app."""
     monkeypatch.setattr("celery._state._on_app_finalizers", set())
+
+
+class _Failing(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise ConnectionError(f"the server of the log is away: {record.getMessage()}")
+
+
+@pytest.fixture
+def failing_log(
+    request: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[logging.Handler]:
+    """Give a handler of our lines that raises, as one of a project may.
+
+    Its parameter is the name of the logger; that of the package by default.
+    """
+    monkeypatch.setattr(logging, "raiseExceptions", False)  # else it is printed
+    logger = logging.getLogger(getattr(request, "param", "celery_redlock"))
+    handler = _Failing()
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
 
 
 @pytest.fixture

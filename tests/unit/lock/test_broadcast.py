@@ -690,6 +690,28 @@ def test_call_that_is_over_does_not_keep_its_event(net: Net) -> None:
     eventually(lambda: not any(event() for event in kept), SOON)
 
 
+def test_log_handler_that_raises_ends_no_thread_that_coroutines_wait_for(
+    net: Net, request: pytest.FixtureRequest
+) -> None:
+    """The I/O thread logs an error that it has met. Then it goes on."""
+    request.getfixturevalue("failing_log")  # the connections are made by now
+    errors = [OSError("met by the I/O thread")]
+
+    def fail() -> None:
+        if errors:
+            raise errors.pop()
+
+    net.on_select.append(fail)
+    net.all_come(NODE_TIMEOUT / 2, GRANTED)
+    released = threading.Event()
+    event = cast("Any", SimpleNamespace(release=released.set))
+
+    net.broadcast.begin(net.request(), event)
+
+    assert released.wait(SOON)
+    assert errors == []
+
+
 def test_requests_that_wait_together_leave_together(net: Net) -> None:
     """One ``send`` for each node carries the requests of all callers, in order."""
     sends = net.socks[0].sends

@@ -265,6 +265,31 @@ def test_thread_survives_an_unexpected_error(caplog: pytest.LogCaptureFixture) -
     assert "The watchdog had an error and continues." in caplog.text
 
 
+@pytest.mark.usefixtures("failing_log")
+def test_log_handler_that_raises_ends_no_renewal() -> None:
+    """A handler whose server is away may fail just when nodes are away, too."""
+    nodes = Broken(3, clock=SYSTEM_CLOCK)
+    redlock = nodes.redlock(ttl=60.0)
+    watchdog = Watchdog(redlock)
+    renewed = threading.Event()
+    lease = redlock.acquire("k")
+    nodes.broken = 1
+    watchdog.watch(lease, on_renewed=lambda *_: renewed.set(), renew_every=RENEW_EVERY)
+
+    wait(renewed)
+    watchdog.stop()
+
+
+@pytest.mark.usefixtures("failing_log")
+def test_log_handler_that_raises_hides_no_loss(live: Live) -> None:
+    """The holder is told of it, as without that handler."""
+    lost = threading.Event()
+
+    live.lose(lambda _: lost.set())
+
+    wait(lost)
+
+
 # -- forks -----------------------------------------------------------------------
 
 

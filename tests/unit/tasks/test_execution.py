@@ -19,6 +19,7 @@ from celery_redlock.basics import process
 from celery_redlock.locks.lease import LeaseState
 from celery_redlock.policies import DecidedCall, LossDecision
 from celery_redlock.signals import lock_acquired, lock_heartbeat
+from celery_redlock.task import execution
 from celery_redlock.task.execution import running
 from celery_redlock.testing import SignalRecorder
 from tests.harness.waiting import until
@@ -72,6 +73,23 @@ def test_abort_ends_the_body_with_the_key_in_the_error(
     assert KEY in str(run.result)
     assert isinstance(seen[0], LockLost)
     assert live.published == []
+
+
+@pytest.mark.usefixtures("failing_log")
+@pytest.mark.parametrize("failing_log", [execution.__name__], indirect=True)
+@pytest.mark.parametrize("options", [{}, {"on_lock_lost": fail}])
+def test_body_is_stopped_where_a_handler_of_the_log_raises(
+    live: Worker, options: dict[str, Any]
+) -> None:
+    """The thread that stops it cannot write why."""
+
+    @live.task(**options)
+    def job() -> None:
+        lose_lock(live)
+
+    run = live.run(job)
+
+    assert isinstance(run.result, LockLost)
 
 
 def test_retry_sends_the_arguments_as_they_came(live: Worker) -> None:
