@@ -414,7 +414,10 @@ class Redlock:
     def _recover(self, ballot: Ballot | None) -> Steps[bool]:
         if ballot is None or not self._leaves_work(ballot):
             return False
-        return bool((yield Blocking(partial(self.guard.recover, ballot))))
+        helps = self.guard.recover_at_once(ballot)
+        if helps is None:  # a coroutine takes a thread for this
+            return bool((yield Blocking(self.guard.reconcile)))
+        return helps
 
     def _recover_late_voters(self, won: Ballot, before: Ballot) -> Steps[None]:
         """Recover the nodes of a ballot that was won without them.

@@ -232,6 +232,15 @@ class RestartGuard:
         """
         if not self.has_work(ballot):
             return False
+        helps = self.recover_at_once(ballot)
+        return self.reconcile() if helps is None else helps
+
+    def recover_at_once(self, ballot: Ballot) -> bool | None:
+        """Do what ``recover`` does, as far as it waits for no node.
+
+        Returns:
+            What ``recover`` returns. None: it is time to ask the nodes, by `reconcile`.
+        """
         if self.adopt(ballot):
             return True
         said = [(vote.kind, vote.value) for vote in ballot.votes if vote is not None]
@@ -240,7 +249,7 @@ class RestartGuard:
             return False
         self._said = said
         self._next_recovery_at = now + _PAUSE_BETWEEN_RECOVERIES
-        return self._reconcile()
+        return None
 
     def votes(self, *, brings_back: bool = True) -> Ballot:
         """Return the votes of all nodes at this moment; lock nothing.
@@ -291,7 +300,7 @@ class RestartGuard:
 
     # -- replacement and founding ------------------------------------------------------
 
-    def _reconcile(self) -> bool:
+    def reconcile(self) -> bool:
         """Take the nodes one step nearer to voting in one view."""
         before = self.config
         looks = self.look()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -14,6 +15,7 @@ from celery_redlock.members.restart_guard import NodeMembership
 from celery_redlock.members.view import JOINED, Member, View
 from celery_redlock.testing import FakeNodes
 from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
+from tests.harness.threads import threads_started_here
 from tests.unit.lock.support import (
     OVER,
     Site,
@@ -416,6 +418,23 @@ def test_move_that_was_aborted_keeps_no_node(site: Site, moved: View) -> None:
     assert site.redlock.guard.recover(ballot)
 
     assert numbers_of(site.redlock) == [1, 1, 0, 0, 0]
+
+
+def test_coroutines_take_no_thread_for_a_node_that_stays_elsewhere(site: Site) -> None:
+    """Only one of them at a time asks the nodes, which takes a thread."""
+    view = view_of(site.redlock)
+    settings = replace(view.configuration, max_ttl=90.0)
+    theirs = replace(view, configuration=settings, deployment="another")
+    configure(site.nodes, theirs, 0)
+
+    async def acquire() -> None:
+        for number in range(20):
+            await site.redlock.aacquire(f"k{number}")
+
+    with threads_started_here() as started:
+        asyncio.run(acquire())
+
+    assert len(started) < 3
 
 
 def test_member_of_another_epoch_is_kept_where_nothing_else_is_left(site: Site) -> None:
