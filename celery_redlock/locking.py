@@ -94,6 +94,7 @@ _ENTERING = {"__enter__", "__aenter__", "enter_context", "enter_async_context"}
 _IS_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _STEPS = {"async_generator_asend", "async_generator_athrow", "anext_awaitable"}
 _POOLS = {  # modules of the functions that call what a thread is to do
+    "asgiref.sync",
     "concurrent.futures.thread",
     "eventlet.tpool",
     "gevent.threadpool",

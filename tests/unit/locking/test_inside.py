@@ -25,6 +25,7 @@ from celery_redlock.locking import alock, current_lease, held_lease
 from tests.unit.lock.support import Site, holders
 
 greenlet: Any = pytest.importorskip("greenlet")
+sync_to_async: Any = pytest.importorskip("asgiref.sync").sync_to_async
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -89,6 +90,25 @@ def test_job_of_a_pool_that_entered_the_block_was_not_it(
         assert pool.submit(seen_by, site).result() == "refused"
         pool.submit(block.__exit__, None, None, None).result()
         assert pool.submit(again, site).result() == "ran"
+
+
+def test_task_is_not_in_the_block_that_a_thread_of_asgiref_has_entered(
+    site: Site,
+) -> None:
+    """``sync_to_async(cm.__enter__)`` gives the context of its thread to the caller.
+
+    So the tasks that the caller starts have it, too. All use one thread.
+    """
+
+    async def story() -> str:
+        block = site.lock()
+        await sync_to_async(block.__enter__)()
+        seen = await asyncio.create_task(sync_to_async(seen_by)(site))
+        await sync_to_async(block.__exit__)(None, None, None)
+        return str(seen)
+
+    assert asyncio.run(story()) == "refused"
+    assert again(site) == "ran"
 
 
 def test_job_of_a_pool_of_multiprocessing_was_not_it(site: Site) -> None:
