@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.secret import SecretUrl, hidden, mask_url
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.basics.text import is_encodable, printable
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _SCHEMES = ("redis://", "rediss://", "unix://")
 _DEFAULT_PORT = 6379
 _LONGEST_GREETING = 1 << 20  # bytes
+_GREETING_TAKES = 10  # times as long as one part of it may take
 _NODE_TIMEOUT, _STORE_TIMEOUT = 0.05, 0.5  # seconds
 _QUOTE = (
     "a port must be a number, and the characters / ? # @ : % of a password are "
@@ -39,14 +41,17 @@ _QUOTE = (
 
 
 class _Greeter:
-    """A socket that is read until the server has sent too much for a greeting."""
+    """A socket that is read until the server has sent too much, or for too long."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, seconds: float) -> None:
         self._sock = sock
         self._left = _LONGEST_GREETING
+        self._until = SYSTEM_CLOCK.monotonic() + seconds
 
     def recv(self, size: int) -> bytes:
         """Receive bytes, as a socket does."""
+        if SYSTEM_CLOCK.monotonic() > self._until:
+            raise TimeoutError
         data = self._sock.recv(size)
         self._left -= len(data)
         if self._left < 0:
@@ -66,7 +71,8 @@ def _greeting_parser() -> type:
         def on_connect(self, connection: Any) -> None:
             super().on_connect(connection)  # type: ignore[no-untyped-call]
             buffer: Any = self._buffer
-            buffer._sock = _Greeter(connection._sock)  # noqa: SLF001
+            seconds = _GREETING_TAKES * connection.socket_timeout
+            buffer._sock = _Greeter(connection._sock, seconds)  # noqa: SLF001
 
     return Parser
 
@@ -92,8 +98,8 @@ class NodeAddress:
         retries are off, because by default they cost seconds for a dead node. The
         parser in Python reads the greeting, and no more than a megabyte of it: hiredis
         makes room for an array of any length at once, and another service at the port
-        may send without an end. A key without the password that it needs is an error:
-        OpenSSL would ask the terminal for it, and wait.
+        may send without an end, or a byte now and then. A key without the password that
+        it needs is an error: OpenSSL would ask the terminal for it, and wait.
         """
         # The import takes 60 ms. The package comes first: a thread that began with a
         # part of it, and another with the whole, would wait for each other.

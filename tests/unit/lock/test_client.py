@@ -91,18 +91,37 @@ def test_server_that_stops_answering_is_not_said_to_be_down() -> None:
     assert str(told.value).startswith("accepts connections, but did not answer")
 
 
+def drip(connection: socket.socket) -> bytes:
+    """Send an answer byte by byte, without an end."""
+    with suppress(OSError):  # until the client closes it
+        while True:
+            connection.sendall(b"+")
+            time.sleep(0.01)
+    return b""
+
+
+def test_server_that_sends_its_greeting_byte_by_byte_is_left() -> None:
+    """A few parts may take their time, and not all of them together for ever."""
+    server = ScriptedServer(
+        lambda words, connection: (
+            drip(connection) if words[0].upper() == b"INFO" else b"+OK\r\n"
+        )
+    )
+    try:
+        with pytest.raises(NodeUnreachable, match=r"did not answer within 0\.05 s"):
+            NodeClient(parse_node(server.url), 0.05)
+    finally:
+        server.stop()
+
+
 def test_server_that_sends_its_answer_byte_by_byte_has_the_same_time() -> None:
     """An answer without an end would stop the whole command."""
 
     def answer(words: list[bytes], connection: socket.socket) -> bytes:
-        if words[0].upper() != b"DBSIZE":
-            info = words[0].upper() == b"INFO"
-            return b"$11\r\nrole:master\r\n" if info else b"+OK\r\n"
-        with suppress(OSError):  # until the client closes it
-            while True:
-                connection.sendall(b"+")
-                time.sleep(0.01)
-        return b""
+        if words[0].upper() == b"DBSIZE":
+            return drip(connection)
+        info = words[0].upper() == b"INFO"
+        return b"$11\r\nrole:master\r\n" if info else b"+OK\r\n"
 
     server = ScriptedServer(answer)
     try:
