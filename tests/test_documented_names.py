@@ -40,6 +40,7 @@ IMPORT = re.compile(
     r"^from (celery_redlock[.\w]*) import (?:\(([^)]*)\)|(.*))", re.MULTILINE
 )
 KEY = "a"
+TTL = 3  # seconds; a renewal, which learns of a release, comes after a third
 
 
 def documented() -> Iterator[tuple[str, str]]:
@@ -152,7 +153,7 @@ def test_signals_are_sent_with_their_documented_arguments(
 ) -> None:
     """Each signal is sent with the arguments that its table names."""
     task_of(
-        app, lambda: redlock_events.wait_for("lock_renewed"), name="renewed", ttl=1
+        app, lambda: redlock_events.wait_for("lock_renewed"), name="renewed", ttl=TTL
     ).apply((KEY,)).get()
     usual = task_of(app, name="job", unique_while="queued", on_backend_error="skip")
     with held_elsewhere(usual, KEY):
@@ -177,14 +178,14 @@ def test_signals_are_sent_with_their_documented_arguments(
             newcomers[0].start()
             wait_to_be_stopped()
 
-    loser = task_of(app, lose, name="loses", ttl=1)
+    loser = task_of(app, lose, name="loses", ttl=TTL)
     with pytest.raises(LockLost):
         loser.apply((KEY,)).get()
-    released = task_of(app, be_released, name="released", ttl=1)
+    released = task_of(app, be_released, name="released", ttl=TTL)
     with pytest.raises(LockLost, match="was released by an operator, tester"):
         released.apply((KEY,)).get()
     cancelled = task_of(
-        app, be_cancelled, name="cancelled", ttl=1, on_conflict="cancel_running"
+        app, be_cancelled, name="cancelled", ttl=TTL, on_conflict="cancel_running"
     )
     cancelled.apply((KEY,))
     newcomers[0].join(60)

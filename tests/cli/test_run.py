@@ -22,6 +22,7 @@ from tests.conftest import with_long
 from tests.harness.processes import is_alive
 from tests.harness.programs import end_of
 from tests.harness.waiting import until
+from tests.nodes import support
 from tests.nodes.support import client, until_nothing_is_left
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from celery_redlock.devnodes import DevNodes
     from celery_redlock.locks.redlock import Redlock
 
-TTL = 1.5  # seconds: renewed each half second
+TTL = 3.0  # seconds: renewed each second
 # Says its process id, and what it is told; ends by itself after a minute.
 PATIENT = """
 trap 'echo told; exit 7' TERM
@@ -61,9 +62,12 @@ def words(nodes: DevNodes | list[str], *more: str) -> list[str]:
 
 @pytest.fixture
 def ended(
-    shared_nodes: DevNodes, capfd: pytest.CaptureFixture[str]
+    shared_nodes: DevNodes,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Run]:
     """Give a function that runs a command to its end, in this process."""
+    monkeypatch.setattr("celery_redlock.wire.url._NODE_TIMEOUT", support.PATIENT)
 
     def run(*more: str, nodes: DevNodes | list[str] = shared_nodes) -> Run:
         line = words(nodes, *more)
@@ -85,7 +89,7 @@ def start(
     """
 
     def begin(script: str, *options: str) -> tuple[Process, int]:
-        more = ["--ttl", str(TTL), *options, key, "sh", "-c", script]
+        more = ["--ttl", str(TTL), "--wait", "60", *options, key, "sh", "-c", script]
         process = Process(
             "run", words(shared_nodes, "run", *more), log=tmp_path / "log", ready="pid "
         )

@@ -24,6 +24,7 @@ COOLDOWN = "redlock:cooldown:"
 CALLS = "redlock:call:"  # the locks that copies of one call share
 NO_SUCH_KEY = -2  # the reply of PTTL
 A_RENEWAL_ADDS = 0.2  # seconds to the end of a lock, at least
+FREED_WITHIN = 25.0  # seconds: before the end of the usual ttl, which is 30
 FOREIGN = f"{'f' * 32}.{'0' * 16}"
 
 
@@ -113,7 +114,7 @@ class LockNodes:
         seconds, microseconds = map(int, node.command("TIME")[:2])
         return seconds + microseconds / 1_000_000
 
-    def until_free(self, text: str = "", seconds: float = 6.0) -> None:
+    def until_free(self, text: str = "", seconds: float = FREED_WITHIN) -> None:
         """Wait until no node has a lock whose key contains this text."""
         left: list[str] = []
 
@@ -157,6 +158,11 @@ class LockNodes:
         return sum(value.startswith(FOREIGN) for value in values) >= self.quorum
 
     # -- Change ------------------------------------------------------------
+
+    def end_cool_down(self, key: str) -> None:
+        """Delete what the nodes noted of the success of the call."""
+        for client in self._alive():
+            client.delete(COOLDOWN + key)
 
     def steal(self, key: str, seconds: float, *, nodes: int | None = None) -> None:
         """Let another token hold this lock on this number of nodes; default all."""

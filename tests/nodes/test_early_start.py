@@ -177,7 +177,7 @@ def test_call_beyond_the_most_keys_does_not_end_the_line_of_later_ones(
     monkeypatch.setattr("celery_redlock.app.early_start._MOST_KEYS", 1)
     lease = rival.acquire(key)
     loop.add("other", Wanted(f"{key}-other"))
-    loop.add("beyond", Wanted(key), after=0.5)
+    loop.add("beyond", Wanted(key), after=3.0)  # the other one starts long before
     loop.until_started("other")
     loop.ended("other")
     until(lambda: loop.hub.run_once() or not loop.starts._lines, what="no line")  # noqa: SLF001

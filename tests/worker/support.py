@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tests.harness.deployment import Site
 
-FREED_WITHIN = 25.0  # seconds: before the end of the ttl, which is 30
-
 pools = pytest.mark.parametrize("pool", with_long(["prefork", "threads"], "threads"))
 
 

@@ -11,9 +11,10 @@ import pytest
 from celery import states
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
+from tests.harness.lock_nodes import FREED_WITHIN
 from tests.harness.processes import is_alive
 from tests.harness.waiting import until
-from tests.worker.support import FREED_WITHIN, redelivery, stored_by
+from tests.worker.support import redelivery, stored_by
 
 if TYPE_CHECKING:
     from tests.harness.deployment import Deploy, Deployment, Site
@@ -43,7 +44,7 @@ def test_ending_frees_the_lock(
 
     prefork.stage.open(key)
 
-    prefork.nodes.until_free(key, FREED_WITHIN)
+    prefork.nodes.until_free(key)
     if state:
         until(lambda: result.state == state)
     assert prefork.stage.overlaps(key) == []
@@ -70,7 +71,7 @@ def test_soft_limit_frees_the_lock(
     until(result.ready)
 
     assert prefork.stage.outcomes(key) == [outcome]
-    prefork.nodes.until_free(key, FREED_WITHIN)
+    prefork.nodes.until_free(key)
 
 
 @pytest.mark.parametrize("how", ["return", "deaf"])
@@ -83,7 +84,7 @@ def test_hard_limit_frees_the_lock_once_the_child_is_gone(
     with pytest.raises(TimeLimitExceeded):
         result.get(timeout=60)
 
-    prefork.nodes.until_free(key, FREED_WITHIN)
+    prefork.nodes.until_free(key)
     assert has_ended(prefork.stage.runs(key))
 
 
@@ -112,7 +113,7 @@ def test_revoke_with_terminate_frees_the_lock(
 
     prefork.app.control.revoke(result.id, terminate=True, signal=signame)
 
-    prefork.nodes.until_free(key, FREED_WITHIN)
+    prefork.nodes.until_free(key)
     assert has_ended(prefork.stage.runs(key))
     until(lambda: result.state == states.REVOKED)
 
@@ -142,7 +143,7 @@ def test_soft_limit_that_lands_in_the_release_leaves_no_lock(
     for each, result in results.items():
         until(lambda: here.stage.runs(each) or result.failed(), 60, what=each)  # noqa: B023
 
-    here.nodes.until_free(key, FREED_WITHIN)
+    here.nodes.until_free(key)
     here.send("sleeper", f"{key}-after", 0.0)
     until(lambda: here.stage.runs(f"{key}-after"), 10)
 
@@ -158,7 +159,7 @@ def test_child_that_is_replaced_leaves_no_lock(deploy: Deploy, key: str) -> None
     pids = [here.send("whoami", key).get(timeout=60) for _ in range(2)]
 
     assert len(set(pids)) == 2
-    here.nodes.until_free(key, FREED_WITHIN)
+    here.nodes.until_free(key)
 
 
 def test_warm_shutdown_keeps_the_lock_until_the_run_ends(
@@ -173,7 +174,7 @@ def test_warm_shutdown_keeps_the_lock_until_the_run_ends(
     here.nodes.until_renewed(key, times=4)
     here.finish(key, result)
 
-    here.nodes.until_free(key, FREED_WITHIN)
+    here.nodes.until_free(key)
     here.worker.container.wait()
     assert here.stage.outcomes(key) == ["done"]
 
@@ -185,7 +186,7 @@ def test_cold_shutdown_frees_the_lock(deploy: Deploy, key: str) -> None:
 
     here.worker.kill("SIGQUIT")
 
-    here.nodes.until_free(key, FREED_WITHIN)
+    here.nodes.until_free(key)
 
 
 # -- Kills -------------------------------------------------------------------------
@@ -218,7 +219,7 @@ def test_killed_child_frees_the_locks_that_its_body_took(
 
     prefork.kill_child(key)
 
-    prefork.nodes.until_free(key, FREED_WITHIN)
+    prefork.nodes.until_free(key)
     with pytest.raises(WorkerLostError):
         result.get(timeout=60)
 

@@ -163,7 +163,7 @@ def test_expiry_of_a_refused_call_ends_all_entries(
 ) -> None:
     """Its worker discards it when its countdown ends."""
     holder = here.begin("job", key)
-    call = entered(here, name, key, expires=2)
+    call = entered(here, name, key, expires=4)
 
     until_ended(here, key, name, call)
     here.finish(key, holder)

@@ -28,7 +28,7 @@ class Ghost:
     def __init__(self, here: Deployment, key: str, seconds: float = LONG) -> None:
         self._here, self._key = here, key
         self.id = uuid()
-        with closing(Redlock(here.nodes.urls)) as redlock:
+        with closing(Redlock(here.nodes.urls, node_timeout=2.0)) as redlock:
             number = number_in_backlog(redlock, key, self.id, least=1, margin=seconds)
         self._header = {"published": number, "line": [key, seconds]}
 

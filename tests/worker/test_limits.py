@@ -11,10 +11,9 @@ from celery.exceptions import WorkerLostError
 from celery_redlock import Redlock, singleton_task
 from celery_redlock.operations.doctor import Case, Severity
 from celery_redlock.operations.doctor.workers import processes
-from tests.harness.lock_nodes import NO_SUCH_KEY
+from tests.harness.lock_nodes import FREED_WITHIN, NO_SUCH_KEY
 from tests.harness.waiting import until
 from tests.worker.project.jobs import AT_ONCE, PERIOD, STARTS
-from tests.worker.support import FREED_WITHIN
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult

@@ -8,7 +8,6 @@ import pytest
 from celery.exceptions import WorkerLostError
 
 from tests.harness.waiting import until
-from tests.worker.support import FREED_WITHIN
 
 if TYPE_CHECKING:
     from tests.harness.deployment import Deployment
@@ -32,7 +31,7 @@ def test_killed_child_frees_all_keys(
 
     prefork.kill_child(key)
 
-    prefork.nodes.until_free(key, FREED_WITHIN)
+    prefork.nodes.until_free(key)
     with pytest.raises(WorkerLostError):
         result.get(timeout=60)
     prefork.finish(key, prefork.send("pair", key, *order))

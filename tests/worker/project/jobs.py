@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery_redlock.policies import Conflict
 
 TTL = 1.5  # seconds, where a test waits until a lock is renewed or lost
-COOL_DOWN = 4.0  # seconds
+COOL_DOWN = 600.0  # seconds
 HOLD = 2.0  # seconds of `hold_at_least`, at most the shortest max_ttl of a test
 LATE: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
 SOON_AGAIN: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 0.3}
