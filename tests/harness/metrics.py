@@ -51,4 +51,4 @@ class Scraped:
             now = self.value(name, **labels)
             return now if now >= least else 0.0
 
-        return until(value, 20.0, what=f"{name}{labels} >= {least:g}")
+        return until(value, what=f"{name}{labels} >= {least:g}")

@@ -20,7 +20,7 @@ pools = pytest.mark.parametrize("pool", with_long(["prefork", "threads"], "threa
 def assert_refused(call: AsyncResult, holder: AsyncResult) -> None:
     """Check that a call ends as a duplicate, and that its error names the holder."""
     with pytest.raises(DuplicateTask, match=holder.id):
-        call.get(timeout=20)
+        call.get(timeout=60)
 
 
 def redelivery(after: float = 2) -> dict[str, Any]:

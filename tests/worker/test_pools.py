@@ -63,7 +63,7 @@ def test_pool_stops_a_body_whose_lock_is_lost(every_pool: Deployment, key: str) 
     """LockLost interrupts the body where it runs; the new holder's lock stays."""
     first = every_pool.begin("short", key)
 
-    every_pool.nodes.steal(key, seconds=8)
+    every_pool.nodes.steal(key, seconds=60)
 
     with pytest.raises(LockLost, match=key):
         first.get(timeout=60)
