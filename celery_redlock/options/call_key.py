@@ -26,6 +26,7 @@ holders, or starts are counted, the limits are made with the key: ``wanted_by``.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import hashlib
@@ -153,6 +154,12 @@ class KeyRule:
         }
         given = [f", {n}={v!r}" for n, v in rule.items() if v is not None]
         return f"<KeyRule {self.task}{self.signature}{''.join(given)}>"
+
+    def of_task(self, name: str) -> KeyRule:
+        """Return the same rule for a task with another name."""
+        other = copy.copy(self)
+        other.task = name
+        return other
 
     def key_of(
         self,

@@ -155,7 +155,7 @@ class SingletonTask(_Base[P, R]):
     redlock: ClassVar[Mapping[str, Any]] = {}
     lock_options: ClassVar[Any] = LockOptions()  # None: a task of Celery's own
     _redlock_options: ClassVar[Mapping[str, Any]] = {}
-    key_rule: ClassVar[KeyRule]
+    _rule: KeyRule
     tracks_start: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -196,7 +196,7 @@ class SingletonTask(_Base[P, R]):
         """Check the task against its options, now that its name and body are known."""
         super().on_bound(app)
         mask(app)
-        if "key_rule" in vars(cls) or cls.run is Task.run:
+        if "_rule" in vars(cls) or cls.run is Task.run:
             return  # Celery binds a task twice, and base classes without a body, too
         if str(cls.__module__).startswith("celery."):
             # Celery's own tasks, where this class is the app's ``task_cls``.
@@ -204,8 +204,8 @@ class SingletonTask(_Base[P, R]):
             return
         cls._read_options()
         bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
-        options = cls.lock_options
-        cls.key_rule = rule_of_body(cls.name, cls.run, options, cls, bound=bound)
+        options, name = cls.lock_options, cls.name or cls.__qualname__
+        cls._rule = rule_of_body(name, cls.run, options, cls, bound=bound)
         cls.Request = _request_class_of(cls)
         cls.tracks_start, cls.track_started = bool(cls.track_started), False
         if cls.lock_options.exactly_once_in is not None:
@@ -213,6 +213,16 @@ class SingletonTask(_Base[P, R]):
 
             register(app, PruneTask)
         _warn_of_bypass(cls)
+
+    @property
+    def key_rule(self) -> KeyRule:
+        """The rule by which calls get their keys; the name of the task is in a hash.
+
+        Where tasks are instances of one class, each has a name of its own.
+        """
+        if self._rule.task != self.name:
+            self._rule = self._rule.of_task(self.name)
+        return self._rule
 
     # -- running ------------------------------------------------------------
 
@@ -706,10 +716,11 @@ def _warn_of_bypass(task: type[Task]) -> None:
     duplicates and a place in the line.
     """
     before = task.__mro__[: task.__mro__.index(SingletonTask)]
+    name = task.name or task.__qualname__
     for base in before:
         call = vars(base).get("__call__")
         if call and (not _may_call_on(call) or _skips(SingletonTask, task, call)):
-            _warn(base, "__call__", f"the task {task.name} takes no lock")
+            _warn(base, "__call__", f"the task {name} takes no lock")
     options = task.lock_options
     tells_nodes = options.registers_successors or options.in_order
     if not (options.is_unique_before_it_runs or tells_nodes):
@@ -721,7 +732,7 @@ def _warn_of_bypass(task: type[Task]) -> None:
             _warn(
                 base,
                 "apply_async",
-                f"calls of the task {task.name} are published without a look for "
+                f"calls of the task {name} are published without a look for "
                 "duplicates, and without a place in the order of publishing",
             )
 

@@ -190,6 +190,29 @@ def test_class_is_a_task_like_any_other(app: Celery) -> None:
     assert task.lock_key(1, "x") == task.lock_key(1, trace="y") != task.lock_key(2)
 
 
+def test_tasks_of_one_class_or_without_a_name_have_keys_of_their_own(
+    app: Celery,
+) -> None:
+    """Celery gives a name to the instance that is registered, and none to its class."""
+
+    class Crawl(SingletonTask):
+        def __init__(self, name: str | None = None) -> None:
+            self.name = name
+
+        def run(self, page: int) -> None: ...
+
+    class Index(SingletonTask):
+        def run(self, page: int) -> None: ...
+
+    named = [app.register_task(Crawl(name)) for name in ("a", "b", None)]
+    tasks = [*named, app.register_task(Index())]
+
+    keys = [task.lock_key(1) for task in tasks]
+    assert [key.rpartition(":")[0] for key in keys] == [task.name for task in tasks]
+    assert len({task.name for task in tasks}) == 4
+    assert tasks[0].lock_key(1) == keys[0]
+
+
 def test_pydantic_models_have_the_key_of_what_is_sent(app: Celery) -> None:
     """A view that holds a model and a worker that got JSON mean the same call."""
 
