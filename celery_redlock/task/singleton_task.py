@@ -32,6 +32,7 @@ from typing import (
 
 from celery import Task
 from celery._state import get_current_worker_task
+from celery.exceptions import Ignore, Retry
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.app import worker_hooks
@@ -237,10 +238,10 @@ class SingletonTask(_Base[P, R]):
         execution = Execution(Call.of(self, request, args, kwargs))
         try:
             return execution.run(body)
-        except Exception as error:
+        except (Ignore, RedlockError, Retry) as error:  # others are faults: of a policy
             if execution.state is not State.REFUSED:
                 raise
-            refusal = error
+            refusal: Exception = error
         if isinstance(refusal, RedlockError) and self._retries_after(refusal):
             try:
                 retry_as_configured(self, refusal)

@@ -24,6 +24,7 @@ from tests.unit.tasks.support import KEY
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from celery_redlock.policies import Conflict
     from tests.unit.tasks.support import Worker
 
 
@@ -221,6 +222,21 @@ def test_error_of_a_body_keeps_its_traceback(worker: Worker) -> None:
 
     assert outcome.retval.tb is not None
     assert "in job" in outcome.retval.traceback
+
+
+def test_error_of_a_policy_keeps_its_traceback(worker: Worker) -> None:
+    """A callable of the project has a fault, and its line is the way to it."""
+
+    def choose(_: Conflict) -> str:
+        raise KeyError("customer")
+
+    task = worker.leased_job(on_conflict=choose)
+
+    with worker.held():
+        outcome = traced(worker, task)
+
+    assert isinstance(stored(worker).result, KeyError)
+    assert "in choose" in outcome.retval.traceback
 
 
 def test_call_without_a_worker_is_ignored(worker: Worker) -> None:
