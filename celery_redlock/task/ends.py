@@ -156,7 +156,7 @@ def drop_if_expired(call: Call) -> None:
 
     The worker's main process looks before a call begins, and leaves copies to this.
     """
-    if SYSTEM_CLOCK.wall() > call.expires():
+    if 0 < call.expires() < SYSTEM_CLOCK.wall():
         log.info("%s has expired.", call, extra=call.log_fields("expired"))
         raise end_as_revoked(call, TaskRevokedError("expired"), expired=True)
 
@@ -307,6 +307,7 @@ def republish(
         this function, again.
 
     Raises:
+        EndedAsRevoked: It has expired, and was not published.
         Republished: It was published; the result is RETRY.
         RepublishedUnseen: It was published; the result is left alone, since another
             copy of the call may own it.
@@ -323,6 +324,7 @@ def republish(
             drop_if_finished(call)
         elif _has_finished(call):  # its id was used before
             fresh = fresh._replace(again=True)
+        drop_if_expired(call)  # RabbitMQ would discard it, and no process see that
         _note_retry(call, reason)
     app = call.task.app
     countdown = accepted_countdown(app, countdown)

@@ -106,7 +106,7 @@ class LineEntry:
         """
         call = self.call
         if call.options.task.in_order:
-            header["line"] = (call.key, call.options.task.claim_seconds)
+            header["line"] = (call.key, self._margin)
             self.keep_place(call.key, countdown)
         header = {"refused": self._refused, **header}
         error = republish(call, reason, countdown, **header)
@@ -174,8 +174,17 @@ class LineEntry:
 
     @property
     def _margin(self) -> float:
-        task = self.call.options.task
-        return task.claim_seconds if task.in_order else MARGIN
+        """Seconds for which a place lives if its call does not look again.
+
+        RabbitMQ discards an expired message itself, and no process sees that.
+        """
+        call, task = self.call, self.call.options.task
+        if not task.in_order:
+            return MARGIN
+        if call.is_redelivered or not call.expires():  # a copy never expires
+            return task.claim_seconds
+        left = max(0.0, call.expires() - SYSTEM_CLOCK.wall())
+        return min(task.claim_seconds, left + MARGIN)
 
     def _join_backlog(self, key: str) -> Place | None:
         self._is_in_backlog = True

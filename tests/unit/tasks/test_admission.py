@@ -386,6 +386,18 @@ def test_call_that_expires_while_it_waits_in_its_process_does_not_run(
     assert worker.rival.inspect(KEY).holder is None
 
 
+def test_refused_call_that_has_expired_is_not_published_again(worker: Worker) -> None:
+    """RabbitMQ would discard the message, and its result would be RETRY for ever."""
+    task = worker.leased_job(on_conflict="retry", unique_while="queued")
+
+    run = worker.refuse(task, id=task.delay().id, expires=in_seconds(-1))
+
+    assert (run.state, run.stored) == IGNORED
+    assert isinstance(run.result, TaskRevokedError)
+    assert [headers["id"] for headers, _ in worker.published] == [run.id]
+    assert worker.claims(KEY) == {}
+
+
 def test_app_without_a_result_backend_is_no_error(
     worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -148,6 +148,20 @@ def test_place_ends_soon_after_its_call_expires(worker: Worker) -> None:
     assert (key, 14 < margin <= 15) == (KEY, True)
 
 
+def test_place_of_a_refused_call_ends_soon_after_it_expires(worker: Worker) -> None:
+    """Its next copy expires, too, and no worker may have received it by then."""
+    task = ordered(worker)
+    call = task.apply_async((1,), expires=60)
+    worker.collect()
+    expires = worker.published[0][0]["expires"]
+
+    worker.refuse(task, 1, id=call.id, expires=expires)
+
+    key, margin = worker.published[1][0]["redlock"]["line"]
+    assert (key, 60 < margin <= 70) == (KEY, True)
+    assert worker.published[1][0]["expires"] == expires
+
+
 def test_other_tasks_have_no_places(worker: Worker) -> None:
     """It would be a request for nothing."""
     ordered(worker, in_order=False).delay(1)
