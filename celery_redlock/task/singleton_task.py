@@ -116,6 +116,7 @@ else:
 _REQUEST = "celery_redlock.task.request:RedlockRequest"
 _MORE = ("task_id", "producer", "link", "link_error", "shadow")  # of apply_async
 _AFTER_COMMIT = "redlock_after_commit"
+_REPLACES = "replaced_task_nesting"  # Celery's option of a call that replaces another
 _CALLERS = {"celery.map": ".map", "celery.starmap": ".starmap or .chunks"}
 _OF_A_CLASS = (FunctionType, classmethod, staticmethod, property)
 
@@ -555,12 +556,12 @@ def _publish(
 def _sent(task: Task, send: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
     """Send a call. Its result says that there was no conflict, as far as is known.
 
-    If the call that runs here is sent once more, its old copy is acknowledged when this
-    returns. So this returns when the broker has the new one. If it could not be sent,
-    the claim that was taken for it ends.
+    If the call that runs here is sent once more, or is replaced by this one, its old
+    copy is acknowledged when this returns. So this returns when the broker has the new
+    one. If it could not be sent, the claim that was taken for it ends.
     """
     task_id = options.get("task_id")
-    if not task_id or task_id != task.request.id:
+    if not task_id or not (task_id == task.request.id or options.get(_REPLACES)):
         return with_conflict(send(*args, **options))
     try:
         with confirmed(task.app) as sure:

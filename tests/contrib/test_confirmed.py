@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import kombu
 import pytest
 from celery import states
+from kombu.exceptions import OperationalError
 from kombu.utils.uuid import uuid
 from sqlalchemy import MetaData, NullPool, create_engine, text
 from sqlalchemy.orm import Session
@@ -358,3 +359,23 @@ def test_retry_that_is_not_confirmed_leaves_the_old_copy(
     run = worker.run(job, id=task_id)
 
     assert run.state == states.REJECTED
+
+
+def test_replacement_that_is_not_confirmed_fails_the_call(
+    worker: Worker, rabbitmq: RabbitMQ, soon: None
+) -> None:
+    """``self.replace()`` raises, so that the call does not end without a word."""
+    following = worker.leased_job(name="following", key="other")
+
+    @worker.app.task(name="plain", bind=True)
+    def plain(self: Any) -> None:
+        raise self.replace(following.si())
+
+    plain.delay()
+    (task_id,) = delivered(worker)
+    rabbitmq.pause()
+
+    run = worker.run(plain, id=task_id)
+
+    assert isinstance(run.result, OperationalError)
+    assert run.stored == states.FAILURE
