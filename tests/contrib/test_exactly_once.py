@@ -1014,8 +1014,9 @@ def test_unknown_alias_is_refused_when_the_worker_starts(
     [
         (AsyncSession, "AsyncSession; it must return a sqlalchemy.orm.Session. A body"),
         (object, "builtins.object; it must return a sqlalchemy.orm.Session"),
+        (Session, "session of exactly_once_in has no engine for the tables of this"),
     ],
-    ids=["async", "another kind"],
+    ids=["async", "another kind", "without an engine"],
 )
 def test_session_of_another_kind_is_refused_when_the_worker_starts(
     worker: Worker, made: Any, said: str

@@ -9,6 +9,7 @@ import logging
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +19,7 @@ from django.db import connections, transaction
 from kombu import serialization
 from kombu.exceptions import EncodeError, OperationalError
 from pydantic import BaseModel
-from sqlalchemy import MetaData, NullPool, create_engine
+from sqlalchemy import MetaData, NullPool, create_engine, make_url
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from celery_redlock import ConfigurationError, LockLost, Outbox
@@ -28,6 +29,7 @@ from celery_redlock.contrib.sqlalchemy.outbox import SqlAlchemyMessages
 from celery_redlock.effects.call_records import now
 from celery_redlock.effects.outbox import Waiting, outboxes_of, publish_outboxes
 from celery_redlock.testing import FakeNodes
+from tests.contrib.declared import Base
 from tests.contrib.ledgers import (
     DjangoLedger,
     Ledger,
@@ -548,6 +550,75 @@ def test_transaction_of_another_database_is_refused(
         outbox.send(ship, ("a",))
 
     assert deliver(worker) == []
+
+
+def test_session_of_another_database_is_refused(
+    worker: Worker, sqlite: str, tmp_path: Path, ship: Any
+) -> None:
+    """No process would find the message there; so it is in a task that happens once."""
+    ledger, here = SqlAlchemyLedger(sqlite), Path(make_url(sqlite).database or "")
+    there = create_engine(f"sqlite:///{tmp_path / 'other'}", poolclass=NullPool)
+    outbox = Outbox(lambda: Session(there), app=worker.app)
+
+    @worker.task(exactly_once_in=ledger.database)
+    def order() -> None:
+        outbox.send(ship, ("a",))
+
+    with ledger.transaction() as session, pytest.raises(ConfigurationError) as given:
+        outbox.send(ship, ("a",), session=session)
+    in_body = worker.run(order).result
+
+    assert [*map(str, (given.value, in_body))] == [str(given.value)] * 2
+    assert f"of the database {here.resolve()}, and this" in str(given.value)
+    assert deliver(worker) == []
+
+
+def test_session_of_the_same_database_by_another_name_will_do(
+    worker: Worker, sqlite: str, ship: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative path names the file as well."""
+    ledger, path = SqlAlchemyLedger(sqlite), Path(make_url(sqlite).database or "")
+    monkeypatch.chdir(path.parent)
+    relative = create_engine(f"sqlite:///{path.name}", poolclass=NullPool)
+    outbox = Outbox(lambda: Session(relative), app=worker.app)
+
+    with ledger.transaction() as session:
+        result = outbox.send(ship, ("a",), session=session)
+
+    assert [found for found, _ in deliver(worker)] == [result.id]
+
+
+def test_callable_may_return_the_session_of_the_transaction(
+    worker: Worker, sqlite: str, ship: Any
+) -> None:
+    """It is in none any more when its messages are published."""
+    ledger = SqlAlchemyLedger(sqlite)
+
+    with contextlib.closing(ledger.database()) as session:
+        outbox = Outbox(lambda: session, app=worker.app)
+        assert outbox.waiting() == EMPTY
+        session.begin()
+        result = outbox.send(ship, ("a",), session=session)
+        session.commit()
+
+    assert [found for found, _ in deliver(worker)] == [result.id]
+
+
+def test_session_with_engines_for_models_only_is_refused(
+    worker: Worker, sqlite: str, ship: Any
+) -> None:
+    """The tables of this package have no model, so none of the engines is theirs."""
+    ledger = SqlAlchemyLedger(sqlite)
+    binds: dict[Any, Any] = {Base: create_engine(sqlite, poolclass=NullPool)}
+    outbox = Outbox(ledger.database, app=worker.app)
+    no_default = Outbox(lambda: Session(binds=binds), app=worker.app)
+
+    with Session(binds=binds) as session:
+        for one in (outbox, no_default):
+            with pytest.raises(ConfigurationError, match=r"Write Session\(engine, "):
+                one.send(ship, ("a",), session=session)
+
+    assert outbox.waiting() == EMPTY
 
 
 def test_arguments_that_do_not_fit_are_an_error_before_the_commit(

@@ -14,6 +14,7 @@ In the body of a task with ``exactly_once_in`` the session is that of the call.
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,11 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.schema import BLANK_SCHEMA
 
-from celery_redlock.contrib.sqlalchemy.records import new_session, open_session
+from celery_redlock.contrib.sqlalchemy.records import (
+    engine_of,
+    new_session,
+    open_session,
+)
 from celery_redlock.effects.call_records import from_row, in_utc, now
 from celery_redlock.effects.outbox import OutboxMessage
 from celery_redlock.errors import ConfigurationError
@@ -106,8 +111,24 @@ class SqlAlchemyMessages:
                 "message>. Only in the body of a task with exactly_once_in it may be "
                 "left out."
             )
+        self._refuse_other_database(session)
         session.execute(insert(_TABLE), asdict(message))
         session.info.setdefault(_WRITTEN, {}).setdefault(then, []).append(message.id)
+
+    def _refuse_other_database(self, session: Session) -> None:
+        """Refuse a session in whose database no process looks for messages."""
+        own = self._made()
+        if own is session:
+            return
+        ours, theirs = _place_of(own), _place_of(session)
+        if any(a and b and a != b for a, b in zip(ours, theirs, strict=True)):
+            here, there = (":".join(filter(None, one)) for one in (theirs, ours))
+            raise ConfigurationError(
+                f"Outbox.send() was called in a transaction of the database {here}, "
+                f"and this outbox publishes from {there}: no process would find the "
+                "message. Nothing was written. Use an Outbox of that database, or an "
+                "engine with the same URL."
+            )
 
     def take(
         self,
@@ -158,10 +179,22 @@ class SqlAlchemyMessages:
 
     def _new_session(self) -> Session:
         """Return another session than the caller's, which may be in a transaction."""
+        return new_session("Outbox(<a callable>)", self._made())
+
+    def _made(self) -> Any:
         made = self._make()
-        if isinstance(made, scoped_session):
-            made = made.session_factory()
-        return new_session("Outbox(<a callable>)", made)
+        return made.session_factory() if isinstance(made, scoped_session) else made
+
+
+def _place_of(session: Session) -> tuple[str, str, str]:
+    """Return host, port and name of a session's database; ``""`` where not known."""
+    if type(session).get_bind is not Session.get_bind:  # it may have several
+        return "", "", ""
+    url = engine_of("Outbox.send()", session).url
+    name = url.database or ""
+    if url.get_backend_name() == "sqlite" and name not in ("", ":memory:"):
+        name = os.path.realpath(name.removeprefix("file:"))
+    return url.host or "", str(url.port or ""), name
 
 
 @event.listens_for(Session, "after_commit")

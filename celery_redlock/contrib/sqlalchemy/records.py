@@ -40,7 +40,7 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.schema import BLANK_SCHEMA
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
 
-    from sqlalchemy import CursorResult
+    from sqlalchemy import CursorResult, Engine
 
 log = logging.getLogger(__name__)
 
@@ -128,9 +128,10 @@ def open_session() -> Session | None:
 
 
 def new_session(what: str, made: Any) -> Session:
-    """Return the session that a callable has made; refuse one in a transaction.
+    """Return the session that a callable has made, if it can be used.
 
-    ``what`` says to whom the callable was given, as it was written.
+    One in a transaction is refused, and one without an engine. ``what`` says to whom
+    the callable was given, as it was written.
     """
     session = made() if isinstance(made, scoped_session) else made
     if not isinstance(session, Session):
@@ -147,7 +148,25 @@ def new_session(what: str, made: Any) -> Session:
             f"{what} has returned a session that is in a transaction already. End that "
             "transaction, or return a new session."
         )
+    if type(session).get_bind is Session.get_bind:  # one of a project may need more
+        engine_of(what, session)
     return session
+
+
+def engine_of(what: str, session: Session) -> Engine:
+    """Return the engine by which a session reaches the tables of this package.
+
+    Raises:
+        ConfigurationError: It has engines for models only, and these tables have none.
+    """
+    try:
+        return session.get_bind().engine
+    except UnboundExecutionError as error:
+        raise ConfigurationError(
+            f"The session of {what} has no engine for the tables of this package: "
+            "`binds` names models, and these tables have none. Write Session(engine, "
+            "binds=...), with the engine of the database of the effects."
+        ) from error
 
 
 class SqlAlchemyRecords:
