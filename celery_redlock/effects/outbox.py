@@ -40,6 +40,7 @@ from kombu.serialization import prepare_accept_content
 from kombu.utils.uuid import uuid
 
 from celery_redlock.app.confirmed import MessageRefusedError, confirmed
+from celery_redlock.app.runtime import app_itself
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.spelling import did_you_mean
@@ -195,7 +196,7 @@ class Outbox:
 
     def belongs_to(self, app: Celery) -> bool:
         """Tell whether this app publishes its messages."""
-        return self._app is None or self._app is app
+        return self._app is None or app_itself(self._app) is app_itself(app)
 
     def send(
         self,
@@ -464,8 +465,9 @@ def _check_storable(what: str, text: str) -> None:
 
 def _as_sent(task: Task, args: Any, kwargs: Any, serializer: Any) -> tuple[Any, Any]:
     """Return arguments as `apply_async` sends them; a TypeError if they do not fit."""
-    if task.typing:
-        task.__header__(*args, **kwargs)
+    check = getattr(task, "__header__", None)  # a task that is a class has none
+    if task.typing and check is not None:
+        check(*args, **kwargs)
     dump = getattr(task, "_dump_pydantic_arguments", None)
     if dump is None or serializer == "pickle":
         return args, kwargs

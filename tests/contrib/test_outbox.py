@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import Task
 from celery.exceptions import SoftTimeLimitExceeded
+from celery.local import Proxy
 from django.db import connections, transaction
 from kombu import serialization
 from kombu.exceptions import EncodeError, OperationalError
@@ -515,6 +516,24 @@ def test_model_of_pydantic_is_written_as_it_is_sent(
     assert deliver(worker) == [(result.id, [[{"number": 3}], {}])]
 
 
+def test_task_that_is_a_class_is_sent(
+    worker: Worker, ledger: Ledger, outbox: Outbox
+) -> None:
+    """Celery gives it no check of its arguments, and sends it without one."""
+
+    class Pack(Task):
+        name = "pack"
+
+        def run(self, order: str) -> None:
+            """Do nothing."""
+
+    pack = worker.app.register_task(Pack())
+    with ledger.transaction() as session:
+        result = outbox.send(pack, ("a",), session=session)
+
+    assert deliver(worker) == [(result.id, [["a"], {}])]
+
+
 def test_singleton_task_is_sent_as_it_is(
     worker: Worker, ledger: Ledger, outbox: Outbox
 ) -> None:
@@ -781,5 +800,7 @@ def test_outbox_belongs_to_its_app(worker: Worker) -> None:
         assert other_app not in outboxes_of(worker.app)
     assert all_.app is not None
     names = [one.name for one in outboxes_of(worker.app)]
-    del mine, all_
+    by_proxy = Outbox("proxy", app=Proxy(lambda: worker.app))  # as `current_app` is
+    assert by_proxy in outboxes_of(worker.app)
+    del mine, all_, by_proxy
     assert len(outboxes_of(worker.app)) == len(names) - 2
