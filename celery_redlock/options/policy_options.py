@@ -98,16 +98,31 @@ class PolicyOptions(UniqueOptions):
 
     def _check_options_of_policies(self) -> None:
         """Refuse an option that no possible policy reads."""
-        possible: set[Any] = {*policies.ON_LOCK_LOST.possible(self.on_lock_lost)}
-        possible.update(policies.ON_CONFLICT.possible(self.on_conflict))
         for name, readers in options_of_policies().items():
-            if getattr(self, name) is None or possible.intersection(readers):
+            if getattr(self, name) is None or self._may_be_read(name):
                 continue
             words = " or ".join(f"on_conflict={kind.name!r}" for kind in readers)
             raise ConfigurationError(
                 f"{name} has no effect with on_conflict={self.on_conflict!r}. "
                 f"Leave it out, or write {words}."
             )
+
+    def _may_be_read(self, name: str) -> bool:
+        """Tell whether a possible policy reads an option.
+
+        A decision with a value of its own does not: `Retry(7)` reads no
+        ``retry_countdown``. Its field has the last word of the option's name.
+        """
+        field = name.rpartition("_")[2]
+        places: list[tuple[policies.PolicyOption[Any, Any], Any]] = [
+            (policies.ON_CONFLICT, policies.at_stage(self.on_conflict, "execute")),
+            (policies.ON_LOCK_LOST, self.on_lock_lost),
+        ]
+        return any(
+            name in kind.reads and getattr(value, field, None) is None
+            for option, value in places
+            for kind in option.possible(value)
+        )
 
     def refuse_registering(self, kind: type[policies.ConflictDecision]) -> None:
         """Refuse a policy that lets one of the refused calls follow the running one."""
@@ -204,6 +219,14 @@ class PolicyOptions(UniqueOptions):
         given = policies.at_stage(self.on_conflict, "execute")
         is_given = isinstance(given, (policies.Retry, policies.BufferOne))
         return (given.countdown if is_given else None) or self.retry_countdown
+
+    @property
+    def longest_countdown(self) -> float:
+        """The longest countdown of a call that comes back, as far as one is given."""
+        given = policies.at_stage(self.on_conflict, "execute")
+        decisions = (given, self.on_lock_lost, self.on_backend_error)
+        own = (getattr(one, "countdown", None) for one in decisions)
+        return max(self.retry_countdown or 0.0, *(one or 0.0 for one in own))
 
     @cached_property
     def has_backlog(self) -> bool:

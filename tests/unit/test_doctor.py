@@ -335,8 +335,15 @@ def test_countdown_that_is_too_long_for_the_broker(
     assert (finding.code, finding.severity) == ("countdown", Severity.NOTE)
     assert f"of {longest + 1} s, and its calls" in finding.fact
     assert f"come back after {longest} s, half of {of_what}" in finding.fact
-    decided: dict[str, Any] = {"on_conflict": Retry(longest + 1)}
-    assert found(settings.countdowns, settings=broker, **decided) == [finding]
+    long, short = Retry(longest + 1), Retry(7)
+    others: list[dict[str, Any]] = [
+        {"on_conflict": long},
+        {"on_conflict": short, "on_lock_lost": long},
+        {"on_conflict": short, "on_backend_error": long},
+        {**retried, "on_conflict": short, "on_lock_lost": "retry"},
+    ]
+    for decided in others:
+        assert found(settings.countdowns, settings=broker, **decided) == [finding]
     retried["retry_countdown"] = longest
     assert found(settings.countdowns, settings=broker, **retried) == []
 

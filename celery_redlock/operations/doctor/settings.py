@@ -305,8 +305,8 @@ def _waits_with_a_countdown(it: LockTask) -> bool:
 
 @rule("Task")
 def countdowns(it: LockTask, case: Case) -> Iterator[Finding]:
-    """Find a countdown of refused calls that is too long for the broker."""
-    countdown = it.options.countdown or 0.0
+    """Find a countdown of calls that come back that is too long for the broker."""
+    countdown = it.options.longest_countdown
     longest = longest_wait(case.app)
     if countdown <= longest:
         return

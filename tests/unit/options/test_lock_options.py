@@ -231,6 +231,8 @@ def test_options_make_the_key_rule() -> None:
         {"retry_countdown": 5, "on_conflict": lambda _: "retry"},
         {"retry_countdown": 5, "on_lock_lost": "retry"},
         {"retry_countdown": 5, "on_lock_lost": lambda _: "retry"},
+        {"retry_countdown": 5, "on_lock_lost": Retry(), "on_conflict": Retry(7)},
+        {"retry_countdown": 5, "on_conflict": BufferOne("first")},
         {"buffer_keep": "first", "on_conflict": {"execute": "buffer_one"}},
         {**QUEUED, "on_conflict": "retry"},
         {**QUEUED, "on_conflict": "wait", "wait_timeout": 5},
@@ -290,7 +292,6 @@ def test_running_call_learns_of_a_request_to_end_within_a_second() -> None:
         ({"on_conflict": "cancel_running", "cancel_grace": 60}, 60.0),
         ({"on_conflict": CancelRunning(grace=60)}, 60.0),
         ({"on_conflict": {"execute": CancelRunning(grace=60)}}, 60.0),
-        ({"on_conflict": CancelRunning(grace=60), "cancel_grace": 5}, 60.0),
         ({"on_conflict": CancelRunning(), "cancel_grace": 5}, 5.0),
         ({"on_conflict": lambda _: CancelRunning(grace=60), "cancel_grace": 5}, 5.0),
     ],
@@ -420,6 +421,11 @@ def test_option_that_is_wrong_is_refused(options: dict[str, Any], fault: str) ->
         ({"buffer_keep": "latest", "on_conflict": "cancel_running"}, "='buffer_one'"),
         ({"cancel_grace": 5}, "on_conflict='cancel_running'"),
         ({"cancel_grace": 5, "on_conflict": "buffer_one"}, "='cancel_running'"),
+        ({"wait_timeout": 5, "on_conflict": Wait(7)}, "on_conflict='wait'"),
+        ({"retry_countdown": 5, "on_conflict": Retry(7)}, "on_conflict='retry'"),
+        ({"retry_countdown": 5, "on_conflict": BufferOne(countdown=7)}, "='retry'"),
+        ({"buffer_keep": "first", "on_conflict": BufferOne("latest")}, "='buffer_one'"),
+        ({"cancel_grace": 5, "on_conflict": CancelRunning(7)}, "='cancel_running'"),
     ],
 )
 def test_option_without_effect_is_refused(options: dict[str, Any], remedy: str) -> None:
