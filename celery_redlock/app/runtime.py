@@ -131,14 +131,14 @@ class Runtime:
             task,
         )
 
-    def warn_of_direct_calls(self, task: str, how: str) -> None:
+    def warn_of_direct_calls(self, task: str, how: str, remedy: str) -> None:
         """Log once for each task that ``.map`` and the like run it without its lock."""
         self._warn_once(
             "runs-without-lock",
-            "%s runs without its lock: %s calls it as a plain function. Use a group "
-            "of its calls, where each must have its lock.",
+            "%s runs without its lock: %s calls it as a plain function. %s",
             task,
             how,
+            remedy,
         )
 
     def _warn_once(self, event: str, text: str, task: str, *words: str) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
 from contextlib import asynccontextmanager, contextmanager
 from types import FunctionType, GenericAlias, ModuleType
@@ -72,6 +73,7 @@ from celery_redlock.task.tracer import RefusalTracer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from types import FrameType
 
     from celery import Celery
     from celery.app.task import Context
@@ -118,6 +120,8 @@ _MORE = ("task_id", "producer", "link", "link_error", "shadow")  # of apply_asyn
 _AFTER_COMMIT = "redlock_after_commit"
 _REPLACES = "replaced_task_nesting"  # Celery's option of a call that replaces another
 _CALLERS = {"celery.map": ".map", "celery.starmap": ".starmap or .chunks"}
+_USE_A_GROUP = "Use a group of its calls, where each must have its lock."
+_SEND_IT = "Let a plain task be the errback, and send the call from there."
 _OF_A_CLASS = (FunctionType, classmethod, staticmethod, property)
 
 
@@ -234,7 +238,7 @@ class SingletonTask(_Base[P, R]):
         body: Callable[[], R] = functools.partial(super().__call__, *args, **kwargs)
         if not self._takes_lock(request):
             if request.called_directly and self.lock_options is not None:
-                self._warn_of_map()
+                self._warn_of_direct_call()
             return body()
         execution = Execution(Call.of(self, request, args, kwargs))
         try:
@@ -269,11 +273,14 @@ class SingletonTask(_Base[P, R]):
         execution = running()
         return execution is None or not execution.is_of(self, request)
 
-    def _warn_of_map(self) -> None:
-        """Log a call by Celery's map tasks, which take no lock."""
+    def _warn_of_direct_call(self) -> None:
+        """Log a call by Celery itself that takes no lock."""
         caller = get_current_worker_task()
-        if caller is not None and caller.name in _CALLERS:
-            runtime_of(self.app).warn_of_direct_calls(self.name, _CALLERS[caller.name])
+        how, remedy = _CALLERS.get(caller.name if caller else "", ""), _USE_A_GROUP
+        if _is_errback():
+            how, remedy = "link_error", _SEND_IT
+        if how:
+            runtime_of(self.app).warn_of_direct_calls(self.name, how, remedy)
 
     # -- the same lock elsewhere --------------------------------------------
 
@@ -514,6 +521,17 @@ class SingletonTask(_Base[P, R]):
         if has_order and (published := published_at(request)):
             options["headers"] = attach(options.get("headers"), published)
         return signature
+
+
+def _is_errback() -> bool:
+    """Tell whether Celery calls the task as the errback of a call that has failed.
+
+    It calls a task that takes more than the id of that call as a plain function.
+    """
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  (documented)
+    while frame is not None and frame.f_code.co_name == "__call__":
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_call_task_errbacks"
 
 
 def _in_thread(send: Callable[[], Any]) -> Any:

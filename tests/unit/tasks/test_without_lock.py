@@ -33,6 +33,16 @@ class Collecting(Task):
         return list(super().__call__(*args, **kwargs))
 
 
+class Passing(SingletonTask):
+    """Stands in front of the lock."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call on."""
+        return super().__call__(*args, **kwargs)
+
+
 class Above(SingletonTask):
     """Makes the list after the lock has ended."""
 
@@ -123,17 +133,45 @@ def test_map_of_a_lock_task_is_warned_about_once(
     assert caplog.text.count("job runs without its lock") == 1
 
 
+@pytest.mark.parametrize("base", [None, Passing], ids=["plain", "base"])
+def test_errback_that_celery_calls_is_warned_about(
+    worker: Worker, caplog: pytest.LogCaptureFixture, base: type[Task] | None
+) -> None:
+    """It takes more than the id of the call that failed, and runs where that did."""
+    leases: list[Any] = []
+
+    def job(_reason: str, _order: int) -> None:
+        leases.append(current_lease())
+
+    errback = worker.task(base=base)(job).si("late", 1)
+
+    @worker.app.task(name="failing", shared=False)
+    def failing() -> None:
+        raise ValueError
+
+    with caplog.at_level(logging.WARNING):
+        worker.run(failing, errbacks=[errback])
+
+    assert leases == [None]
+    assert "job runs without its lock: link_error calls it" in caplog.text
+
+
 def test_body_that_calls_a_lock_task_is_not_warned_about(
     worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A function call is a function call, as the docs say."""
+    """A function call is a function call, as the docs say; in an errback, too."""
     job = worker.leased_job()
 
     @worker.app.task(name="caller", shared=False)
-    def caller() -> bool:
+    def caller(*_: Any) -> bool:
         return bool(job())
+
+    @worker.app.task(name="failing", shared=False)
+    def failing() -> None:
+        raise ValueError
 
     with caplog.at_level(logging.WARNING):
         assert worker.run(caller).result is False
+        worker.run(failing, errbacks=[caller.s()])
 
     assert "without its lock" not in caplog.text
