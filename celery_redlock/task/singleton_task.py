@@ -175,14 +175,14 @@ class SingletonTask(_Base[P, R]):
                 "of its options, and cannot be set. Write redlock = {...}."
             )
         cls._read_options()
+
+    @classmethod
+    def _read_options(cls) -> None:
+        """Check the options of this class and of its base classes."""
         cls.dont_autoretry_for = without_lost(
             getattr(cls, "autoretry_for", ()), cls.dont_autoretry_for
         )
         cls.throws = _with_duplicate(cls.throws)
-
-    @classmethod
-    def _read_options(cls) -> None:
-        """Check the lock options of this class and of its base classes."""
         with naming(cls.name or cls.__qualname__):
             written = options_in(cls.redlock)
             if "redlock" in vars(cls):

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from celery_redlock import (
     ConfigurationError,
+    DuplicateTask,
     FingerprintError,
     LockLost,
     LockOptions,
@@ -449,6 +450,19 @@ def test_lost_lock_is_autoretried_only_where_it_is_named(
     job = job_of(app, **options)
 
     assert (LockLost in job.dont_autoretry_for) is spared
+
+
+def test_annotation_adds_to_what_is_retried_and_expected(app: Celery) -> None:
+    """``task_annotations`` replaces attributes of Celery when a task is bound."""
+    given = {"dont_autoretry_for": (KeyError,), "throws": (ValueError,)}
+    app.conf.task_annotations = {"job": given}
+
+    @singleton_task(app=app, shared=False, name="job", autoretry_for=(Exception,))
+    def job() -> None:
+        """Do nothing."""
+
+    assert job.dont_autoretry_for == (KeyError, LockLost)
+    assert job.throws == (ValueError, DuplicateTask)
 
 
 def test_retry_does_not_carry_our_header_on(app: Celery) -> None:
