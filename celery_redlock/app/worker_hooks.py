@@ -23,7 +23,7 @@ from celery_redlock.basics.timing import seconds_text
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.members.view import may_be_new
 from celery_redlock.options.broker import broadcast_of
-from celery_redlock.options.lock_options import lock_tasks, takes_lock
+from celery_redlock.options.lock_options import lock_task_inside, lock_tasks
 from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def _check_configuration(sender: Any, **_: object) -> None:
 
 
 def _refuse_task_above(task: Task) -> None:
-    inner: Any = getattr(task, "run", None)
-    if takes_lock(inner):
+    if (inner := lock_task_inside(task)) is not None:
         raise ConfigurationError(
             f"The function of the task {task.name} is the task {inner.name}, and would "
             "run without its lock. Apply @singleton_task alone, and no @app.task or "

@@ -192,6 +192,16 @@ def takes_lock(task: object) -> bool:
     return isinstance(getattr(task, "lock_options", None), LockOptions)
 
 
+def lock_task_inside(task: object) -> Any:
+    """Return the lock task that is the function of another task, or None.
+
+    That is so where Celery's own decorator is above ours. With ``autoretry_for``,
+    Celery wraps the function.
+    """
+    bodies = (getattr(task, name, None) for name in ("run", "_orig_run"))
+    return next(filter(takes_lock, bodies), None)
+
+
 # Every task that is registered asks this for each of its attributes. The names are
 # mostly Celery's, and the same for all tasks.
 @lru_cache(maxsize=1024)

@@ -23,7 +23,7 @@ from celery_redlock.options.broker import (
     loses_publications,
     retries_lost,
 )
-from celery_redlock.options.lock_options import takes_lock
+from celery_redlock.options.lock_options import lock_task_inside
 from celery_redlock.policies import Retry, Skip, given_at
 
 if TYPE_CHECKING:
@@ -245,8 +245,7 @@ def _skips(options: LockOptions, stage: str) -> bool:
 def tasks_above(case: Case) -> Iterator[Finding]:
     """Find tasks whose function is a lock task, as `@app.task` above one makes them."""
     for name, task in sorted(case.app.tasks.items()) if case.app else ():
-        inner: Any = getattr(task, "run", None)
-        if takes_lock(inner):
+        if (inner := lock_task_inside(task)) is not None:
             yield Finding(
                 "without-lock",
                 ERROR,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from celery_redlock import ConfigurationError, SingletonTask, current_lease
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from celery import Celery
 
     from tests.unit.tasks.support import Worker
 
@@ -105,13 +108,21 @@ def test_base_class_of_celery_batches_is_refused(
         worker.app.task(base=composed, name="x", lazy=False)(job)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["app.task", "shared_task"])
+def retrying(app: Celery) -> Any:
+    """Return the decorator of a task whose function Celery wraps."""
+    return functools.partial(app.task, autoretry_for=(KeyError,))
+
+
+@pytest.mark.parametrize(
+    "decorator",
+    [lambda app: app.task, lambda _: shared_task, retrying],
+    ids=["app.task", "shared_task", "with autoretry"],
+)
 def test_worker_with_a_task_above_a_lock_task_does_not_start(
-    worker: Worker, *, shared: bool
+    worker: Worker, decorator: Any
 ) -> None:
     """Celery would call the task inside as a function, without its lock."""
-    above = shared_task if shared else worker.app.task
-    above(name="above")(worker.leased_job())
+    decorator(worker.app)(name="above")(worker.leased_job())
 
     with pytest.raises(
         SystemExit, match="above is the task job, and would run without"
