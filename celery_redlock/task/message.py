@@ -12,11 +12,13 @@ import operator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from celery.app.task import Context
 from celery.signals import before_task_publish
 from kombu.serialization import registry
 from kombu.utils import json as kombu_json
 
 from celery_redlock.errors import FingerprintError
+from celery_redlock.task.header import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,16 +78,16 @@ class SentMessage:
 
         The body of the old protocol, 1, is a dict, and is not looked at.
         """
-        body = self._body
-        if (
-            not self.was_sent
-            or isinstance(body, dict)
-            or _are_same(body, self._arguments)
-        ):
+        body, task = self._body, self.task
+        if not self.was_sent or isinstance(body, dict):
+            return self._key
+        # A key function may ask for headers, and a receiver may have set some.
+        if _are_same(body, self._arguments) and not task.key_rule.wants_headers:
             return self._key
         try:
-            args, kwargs = as_received(self.task, body[0], body[1], self._serializer)
-            return wanted_by_message(self.task, args, kwargs, self.headers)[0]
+            args, kwargs = as_received(task, body[0], body[1], self._serializer)
+            headers = Context(self.headers).headers  # those that are not Celery's
+            return wanted_by_message(task, args, kwargs, headers)[0]
         except FingerprintError:
             return ""
 
@@ -161,8 +163,10 @@ def key_to_publish(
         FingerprintError: The arguments cannot be reduced to a key. Without ``typing``,
             as Celery calls it, more keywords than the task takes are no error.
     """
-    serializer, headers = options.get("serializer"), options.get("headers")
-    args, kwargs = as_received(task, args or (), kwargs or {}, serializer)
+    args, kwargs = as_received(
+        task, args or (), kwargs or {}, options.get("serializer")
+    )
+    headers = clean(options.get("headers") or {})
     key: str = task.key_rule.key_of(
         args, kwargs, headers=headers, may_have_more=not task.typing
     )
@@ -174,7 +178,7 @@ def wanted_by_message(
 ) -> tuple[str, Limits]:
     """Return the key and the limits of a call from its message; or FingerprintError."""
     wanted: tuple[str, Limits] = task.key_rule.wanted_by(
-        args, kwargs, headers=headers, may_have_more=True
+        args, kwargs, headers=clean(headers or {}), may_have_more=True
     )
     return wanted
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import Task, states
 from celery.exceptions import WorkerLostError
+from celery.signals import before_task_publish
 
 from celery_redlock import ConfigurationError
 from tests.unit.tasks.test_request import child, failure, kill, receive
@@ -57,6 +58,29 @@ def test_calls_of_two_tenants_are_two_calls(worker: Worker) -> None:
     assert job.lock_key(1) == "public:1"
 
 
+def test_calls_of_two_tenants_that_a_receiver_tells_apart_are_two(
+    worker: Worker,
+) -> None:
+    """A call without its tenant is no claim that keeps those of others out."""
+    tenants = iter("ab")
+
+    def name_tenant(headers: dict[str, Any], **_: Any) -> None:
+        headers["schema"] = next(tenants)
+
+    @worker.task(key=by_tenant, unique_while="queued")
+    def job(n: int) -> int:
+        return n
+
+    before_task_publish.connect(name_tenant)
+    try:
+        first, second = job.delay(1), job.delay(1)
+    finally:
+        before_task_publish.disconnect(name_tenant)
+
+    assert worker.messages() == [first.id, second.id]
+    assert [worker.claims(f"{one}:1") for one in ("public", "a", "b")] == [{}] * 3
+
+
 def test_republished_call_keeps_its_headers(worker: Worker) -> None:
     """The next copy has the same tenant, and so the same key."""
 
@@ -72,13 +96,17 @@ def test_republished_call_keeps_its_headers(worker: Worker) -> None:
 
 
 def test_main_process_reads_the_headers_as_well(worker: Worker, child: Any) -> None:
-    """It releases the lock of a killed process under the key of the tenant."""
+    """It releases the lock of a killed process under the key of the tenant.
+
+    The header of this package is not one of them, there and in the process.
+    """
 
     def key(headers: Mapping[str, Any]) -> str:
         return str(sorted(headers))
 
     worker.leased_job(key=key)
     request = receive(worker)
+    assert request._wanted()[0] == "[]"  # noqa: SLF001
     request.worker_pid = child.pid
     base = request.request_dict["redlock"]["base"]
     worker.rival.acquire(request._wanted()[0], base=base)  # noqa: SLF001
