@@ -173,8 +173,9 @@ def publish(  # noqa: PLR0913  (called in one place)
     decision = resolved.on_publish(conflict)
     if decision.raises and (not can_raise or _is_beat()):
         decision = Skip()
+    is_ignored = bool(options.get("ignore_result", task.ignore_result))
     send = functools.partial(send, **options)
-    duplicate = _DuplicateCall(task, conflict, here, decision, send)
+    duplicate = _DuplicateCall(task, conflict, here, decision, send, is_ignored)
     duplicate.announce()
     return decision.perform(duplicate)
 
@@ -357,6 +358,7 @@ class _DuplicateCall:
     here: ExistingJob
     decision: PublishDecision
     send: Callable[[], Any]
+    is_ignored: bool  # the result, for which `get` then does not wait
 
     def announce(self) -> None:
         """Log the decision, and send the signal."""
@@ -375,6 +377,7 @@ class _DuplicateCall:
 
     def skip(self) -> Any:
         result = self.task.AsyncResult(self.here.holder.task_id)
+        result.ignored = self.is_ignored
         return with_conflict(result, self.conflict)
 
     def fail(self) -> NoReturn:

@@ -26,7 +26,7 @@ from celery_redlock.policies import (
 from celery_redlock.scripts import CLAIM
 from celery_redlock.testing import SignalRecorder
 from tests.unit.lock.support import args_of, asked
-from tests.unit.tasks.support import HOUR
+from tests.unit.tasks.support import HOUR, LONG
 
 if TYPE_CHECKING:
     from celery_redlock.testing import FakeNodes
@@ -59,6 +59,17 @@ def test_second_call_is_the_first_one_while_that_waits(worker: Worker) -> None:
     assert second.conflict.stage == "publish"
     assert worker.messages() == [first.id]
     assert list(worker.claims()) == [first.id]
+
+
+def test_get_does_not_wait_for_a_result_that_is_ignored(worker: Worker) -> None:
+    """A duplicate's result is the result of the first call, which is not stored."""
+    job = worker.unique_job(ignore_result=True)
+
+    first, again = job.delay(), job.delay()
+
+    assert again.id == first.id
+    assert first.get(timeout=LONG) is again.get(timeout=LONG) is None
+    assert not job.apply_async((0,), ignore_result=False).ignored
 
 
 def test_task_that_is_unique_while_running_claims_nothing(worker: Worker) -> None:
