@@ -204,7 +204,7 @@ def _when_beat_begins(**_: object) -> None:
     _thread.is_beat = True
 
 
-def send_again(task: Task, args: Any, kwargs: Any, key: str, **options: Any) -> None:
+def send_again(task: Task, args: Any, kwargs: Any, key: str, /, **options: Any) -> None:
     """Send the next copy of a call, as its message was.
 
     Base classes of the project have seen the call when it was published first. They

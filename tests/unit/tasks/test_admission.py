@@ -98,6 +98,20 @@ def test_republished_call_shows_its_arguments_as_before(worker: Worker) -> None:
     assert {name: headers[name] for name in shown} == shown
 
 
+def test_republished_call_keeps_its_stamps(worker: Worker) -> None:
+    """Celery passes each as an option of its own, and a stamp may have any name."""
+    stamps = {name: ["a"] for name in ("key", "task", "team")}
+
+    worker.refuse(
+        worker.leased_job(on_conflict="retry"),
+        stamped_headers=[*stamps],
+        stamps=stamps,
+    )
+
+    ((headers, _),) = worker.published
+    assert headers["stamps"] == stamps
+
+
 def test_call_that_can_never_be_republished_fails(worker: Worker) -> None:
     """An error that is not the broker's would come again: it ends the call."""
     task = worker.leased_job(on_conflict="retry", serializer="no_such")
