@@ -29,7 +29,10 @@ def has_ended(task: Task, task_id: str) -> bool:
 def can_be_read(task: Task) -> bool:
     """Tell whether the task has a result backend from which any process may read."""
     backend = task.backend
-    return not isinstance(backend, DisabledBackend) and bool(backend.persistent)
+    if isinstance(backend, DisabledBackend) or not backend.persistent:
+        return False
+    # With `result_persistent`, too, these are in a queue of their caller.
+    return bool(backend.as_uri() != "rpc://")
 
 
 def stored_result(task: Task, task_id: str) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from celery_redlock.locks.limits import Limit, with_copies
 from celery_redlock.policies import Conflict, Wait
 from celery_redlock.task.call import Call
 from celery_redlock.task.header import mint
+from celery_redlock.task.results import can_be_read
 from celery_redlock.testing import FakeClock, SignalRecorder
 from tests.unit.lock.support import put
 from tests.unit.support import CONFLICT
@@ -576,3 +577,12 @@ def test_slot_runs_where_nodes_cannot_tell(worker: Worker) -> None:
     worker.nodes.freeze()
 
     assert worker.run(task, redlock=SLOT).result is False
+
+
+def test_result_in_a_queue_of_its_caller_is_not_read(worker: Worker) -> None:
+    """To look for it would make a queue, and say that there is none."""
+    worker.app.conf.update(result_backend="rpc://", result_persistent=True)
+    task = worker.leased_job()
+
+    assert task.backend.persistent
+    assert not can_be_read(task)
