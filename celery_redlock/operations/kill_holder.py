@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.operations.words import plural
-from celery_redlock.options.broker import answer_of, answers_in, broker_errors
+from celery_redlock.options.broker import (
+    answer_of,
+    ask_workers,
+    broker_errors,
+    silence_of,
+)
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -75,8 +80,8 @@ def kill_holder(app: Celery, holder: Holder) -> str:
             if _has_ended(app, worker, holder):
                 return f"{holder} was killed with {name} by worker {worker}."
     except broker_errors(app) as error:
-        why = f"because the broker does not answer ({error})"
-        raise HolderLives(f"{holder} {fact}, {why}.") from error
+        why = silence_of(error)
+        raise HolderLives(f"{holder} {fact}, because {why}.") from error
     raise HolderLives(f"{holder} still runs in worker {worker} after {_SIGNALS[-1]}.")
 
 
@@ -119,9 +124,15 @@ def _told(
     app: Celery, workers: list[str] | None, what: str, *arguments: Any, **named: Any
 ) -> dict[str, Any]:
     """Return the answers of these workers, or of all, to one of Celery's inquiries."""
-    inspect = app.control.inspect(workers, timeout=_PATIENCE)
-    ask = partial(getattr(inspect, what), *arguments, **named)
-    return answers_in(answer_of(ask, within=_BROKER_WITHIN))
+    return ask_workers(
+        app,
+        what,
+        *arguments,
+        workers=workers,
+        patience=_PATIENCE,
+        within=_BROKER_WITHIN,
+        **named,
+    )
 
 
 def _told_by(

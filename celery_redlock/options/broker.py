@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import re
+import secrets
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +27,8 @@ import celery
 import kombu
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu.exceptions import OperationalError
+
+from celery_redlock.basics.text import MOST_TOLD, printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -258,6 +261,78 @@ def answer_of(ask: Callable[[], T], *, within: float) -> T:
     return answers[0]
 
 
+class PublishingStopped(Exception):  # noqa: N818  (a result, shown to operators)
+    """A RabbitMQ takes no messages, of any client."""
+
+
+def ask_workers(
+    app: Celery,
+    what: str,
+    *arguments: Any,
+    workers: list[str] | None = None,
+    patience: float,
+    within: float,
+    **named: Any,
+) -> dict[str, Any]:
+    """Return the answers of running workers to an inquiry, by their names.
+
+    Args:
+        app: Their app.
+        what: The name of the inquiry, as Celery's ``app.control.inspect`` has it.
+        arguments: Its arguments.
+        workers: The workers that are asked; None for all.
+        patience: Seconds that workers have to answer.
+        within: Seconds for the broker, and for the answers.
+        named: Its arguments with a name.
+
+    Raises:
+        PublishingStopped: The broker takes no messages, so no worker was asked.
+        Exception: The broker does not answer: one of `broker_errors`.
+    """
+
+    def ask() -> dict[str, Any]:
+        with app.connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0)
+            _check_publishing(connection, within)
+            inspect = app.control.inspect(
+                workers, connection=connection, timeout=patience
+            )
+            return answers_in(getattr(inspect, what)(*arguments, **named))
+
+    return answer_of(ask, within=within)
+
+
+def _check_publishing(connection: Any, within: float) -> None:
+    """Raise `PublishingStopped` if a RabbitMQ takes no messages.
+
+    While an alarm of its memory or disk is on, it reads no message, and tells that only
+    to a client that sends one. So it gets one for no queue, and confirms that.
+    """
+    if connection.transport.driver_name != "py-amqp":
+        return
+    amqp = connection.connection
+    extensions = amqp.server_capabilities
+    needed = ("publisher_confirms", "connection.blocked")
+    if not all(map(extensions.get, needed)):
+        return
+    amqp.on_blocked = _stop
+    channel = connection.channel()
+    try:
+        nothing = channel.prepare_message(b"")
+        nowhere = f"redlock.{secrets.token_hex()}"
+        channel.basic_publish_confirm(nothing, routing_key=nowhere, timeout=within)
+        channel.close()
+    except PublishingStopped:
+        connection.collect()  # it reads no farewell either
+        raise
+    except connection.channel_errors:
+        return  # our user may not publish there: it cannot be told
+
+
+def _stop(_reason: str) -> None:
+    raise PublishingStopped("an alarm of its memory or disk is on")
+
+
 def answers_in(replies: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the answers of workers to an inquiry, by their names.
 
@@ -274,12 +349,20 @@ def broker_errors(app: Celery) -> tuple[type[BaseException], ...]:
     """Return the errors by which the broker does not accept a message."""
     broker = _connection(app)
     return (
+        PublishingStopped,
         OperationalError,
         OSError,
         *broker.recoverable_connection_errors,
         *broker.connection_errors,
         *broker.channel_errors,
     )
+
+
+def silence_of(error: BaseException) -> str:
+    """Return in a clause why the broker could not be asked, after such an error."""
+    is_up = isinstance(error, PublishingStopped)
+    fact = "takes no messages" if is_up else "did not answer"
+    return f"the broker {fact} ({printable_line(str(error), MOST_TOLD).rstrip('.')})"
 
 
 def marks_redeliveries(app: Celery) -> bool:

@@ -87,9 +87,13 @@ class RabbitMQ(Process):
         self._evaluate("[exit(P, kill) || P <- rabbit_networking:connections()].")
 
     def _evaluate(self, erlang: str) -> None:
-        control = Path(find_rabbitmq()).with_name("rabbitmqctl")
+        self.control("eval", erlang)
+
+    def control(self, *words: str) -> None:
+        """Run ``rabbitmqctl`` with these words."""
+        program = Path(find_rabbitmq()).with_name("rabbitmqctl")
         subprocess.run(  # noqa: S603  (all words are ours)
-            [control, "eval", erlang],
+            [program, *words],
             env={**os.environ, **self.environment},
             capture_output=True,
             check=True,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.basics.text import MOST_TOLD, printable_line
 from celery_redlock.options.broker import (
-    answer_of,
-    answers_in,
+    PublishingStopped,
+    ask_workers,
     broker_errors,
     is_in_memory,
+    silence_of,
 )
 
 if TYPE_CHECKING:
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 _REPLY_WITHIN = 1.0  # seconds
 _WITH_CONNECTION = 5.0  # seconds: one that hangs must not stop the doctor
+_START = "Start the broker, or run the doctor where it can be reached."
+_FREE_SPACE = (
+    "Give it memory or disk space: `rabbitmq-diagnostics alarms` names what it lacks. "
+    "Until then no call is published."
+)
 _FIELDS = ("lock_options", "key_rule", "lock_nodes")  # of a task; the nodes are last
 
 
@@ -35,11 +40,12 @@ class Workers:
     Attributes:
         silence: Why the broker could not be asked, a clause; ``""`` if it could, or if
             it was not asked.
+        remedy: What to do about that.
     """
 
     def __init__(self, app: Celery | None) -> None:
         self._app = app
-        self.silence = ""
+        self.silence = self.remedy = ""
 
     def told(self, what: str, *arguments: str) -> dict[str, Any]:
         """Return the workers' replies to one of Celery's inquiries, by their names.
@@ -50,19 +56,18 @@ class Workers:
         if app is None or self.silence or is_in_memory(app):
             return {}
 
-        def ask() -> dict[str, Any]:
-            with app.connection_for_write() as connection:
-                connection.ensure_connection(max_retries=1, interval_start=0)
-                inspect = app.control.inspect(
-                    connection=connection, timeout=_REPLY_WITHIN
-                )
-                return answers_in(getattr(inspect, what)(*arguments))
-
         try:
-            return answer_of(ask, within=_WITH_CONNECTION)
+            return ask_workers(
+                app,
+                what,
+                *arguments,
+                patience=_REPLY_WITHIN,
+                within=_WITH_CONNECTION,
+            )
         except broker_errors(app) as error:
-            reason = printable_line(str(error), MOST_TOLD).rstrip(".")
-            self.silence = f"the broker did not answer ({reason})"
+            self.silence = silence_of(error)
+            is_full = isinstance(error, PublishingStopped)
+            self.remedy = _FREE_SPACE if is_full else _START
             return {}
 
     @cached_property

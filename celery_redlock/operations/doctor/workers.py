@@ -157,5 +157,5 @@ def broker(case: Case) -> Iterator[Finding]:
             NOTE,
             f"The running workers could not be asked: {silence}. Whether their "
             "versions, nodes and processes suit is not known.",
-            "Start the broker, or run the doctor where it can be reached.",
+            case.workers.remedy,
         )
