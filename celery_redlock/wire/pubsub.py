@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import secrets
 import selectors
 import threading
@@ -53,6 +54,7 @@ _POLL_EVERY = 0.002  # seconds between two looks at a connection that is being m
 _SELECT_FOR = 0.5  # seconds, at most, without looking for other work
 _IDLE = 30.0  # seconds without a waiter after which the thread ends
 _PAUSE_AFTER_ERROR = 0.1
+_ASK_AGAIN = 5.0  # seconds after a refusal
 _MS = 1000
 
 
@@ -241,7 +243,7 @@ class WakeupListener(OfOneProcess):
         if isinstance(message, ErrorReply):
             subscription.refuse(str(message))
         elif message[0] == b"subscribe":
-            subscription.listens = True
+            subscription.accept()
             for ref in self._waiters.valuerefs():  # a copy: waiters come and go
                 if waiter := ref():
                     waiter.request_look()
@@ -253,7 +255,10 @@ class WakeupListener(OfOneProcess):
 
 
 class _Subscription:
-    """The subscription on one node."""
+    """The subscription on one node.
+
+    One that is refused is asked for again: an operator may allow it.
+    """
 
     def __init__(
         self, index: int, address: NodeAddress, clock: Clock, timeout: float
@@ -261,6 +266,8 @@ class _Subscription:
         self.index = index
         self.listens = False
         self._label = address.name
+        self._clock = clock
+        self._again_at = math.inf
         self._connector = Connector(address, clock=clock, timeout=timeout)
         self._connection: Connection | StoreConnection | None = None
         self._selector: selectors.BaseSelector | None = None
@@ -278,8 +285,14 @@ class _Subscription:
             connection.disown()
 
     def maintain(self, selector: selectors.BaseSelector, channel: str) -> None:
-        """Take a new connection, or begin to make one."""
+        """Take a new connection, or begin to make one; ask again after a refusal."""
         if self._connection:
+            if self._clock.monotonic() >= self._again_at:
+                self._again_at = math.inf
+                try:
+                    self._connection.subscribe(channel)
+                except ConnectionLost:
+                    self.drop()
             return
         made = self._connector.take()
         if made is not None and not isinstance(made, str):
@@ -290,6 +303,7 @@ class _Subscription:
                 made.close()
                 return
             self._selector, self._connection = selector, made
+            self._again_at = math.inf
             selector.register(made.sock, selectors.EVENT_READ, self)
         self._connector.begin()
 
@@ -303,8 +317,13 @@ class _Subscription:
             self.drop()
         return messages
 
+    def accept(self) -> None:
+        """Note that the node has accepted the subscription."""
+        self.listens, self._refused = True, False
+
     def refuse(self, reason: str) -> None:
         """Note that the node refuses the subscription; log it once."""
+        self._again_at = self._clock.monotonic() + _ASK_AGAIN
         if not self._refused:
             self._refused = True
             log.warning(

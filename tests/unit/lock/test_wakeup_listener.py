@@ -35,24 +35,25 @@ class Crier(ScriptedServer):
     Attributes:
         channels: The subscribed channels, in order.
         answer: The reply to SUBSCRIBE, if it is not the right one.
+        subscribers: The connection of each of them.
     """
 
     def __init__(self) -> None:
         self.channels: list[bytes] = []
         self.answer = b""
-        self._subscribers: list[socket.socket] = []
+        self.subscribers: list[socket.socket] = []
         super().__init__(self._reply)
 
     def say(self, data: bytes) -> None:
         """Send bytes to the last subscriber."""
-        self._subscribers[-1].sendall(data)
+        self.subscribers[-1].sendall(data)
 
     def _reply(self, command: list[bytes], sock: socket.socket) -> bytes:
         if command[0] == b"INFO":
             return b"$%d\r\n%b\r\n" % (len(INFO), INFO)
         if command[0] != b"SUBSCRIBE":
             return b"+OK\r\n"
-        self._subscribers.append(sock)
+        self.subscribers.append(sock)
         self.channels.append(command[1])
         return self.answer or frame(b"subscribe", command[1]) + b":1\r\n"
 
@@ -183,6 +184,30 @@ def test_refused_subscription_is_logged_once(
 
     assert listener.listening == 0
     listener.close()
+    assert caplog.text.count("The subscription to node") == 1
+
+
+def test_subscription_that_is_allowed_later_is_noticed(
+    crier: Crier,
+    listener: WakeupListener,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the same connection. The waiter looks for itself once, and is then woken."""
+    monkeypatch.setattr(pubsub, "_ASK_AGAIN", 0.0)
+    monkeypatch.setattr(pubsub, "_SELECT_FOR", 0.01)
+    crier.answer = b"-NOPERM No permissions to access a channel\r\n"
+    waiter = listener.add_waiter()
+    until(lambda: len(crier.channels) > 2)
+    assert not waiter.must_look
+
+    crier.answer = b""
+    until(lambda: listener.listening == 1)
+    until(lambda: waiter.must_look)
+    crier.say(message(crier.channels[-1], name_in_process(waiter) + b" 0"))
+
+    until(lambda: waiter.wakeups)
+    assert len({*crier.subscribers}) == 1
     assert caplog.text.count("The subscription to node") == 1
 
 
