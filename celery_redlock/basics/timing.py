@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +18,8 @@ from celery_redlock.errors import ConfigurationError
 
 _LEAST_ROUNDS = 3
 _LEAST_TOLD = 0.01  # seconds
+_TENTHS_MATTER = 9.95  # seconds
+_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
 _LONGEST = timedelta.max.total_seconds()  # nodes and stores can add it to an instant
 
 
@@ -52,6 +55,19 @@ def seconds_text(seconds: float) -> str:
     if seconds < _LEAST_TOLD:
         return f"less than {_LEAST_TOLD} s"
     return f"{seconds:.1f} s" if seconds >= 10 * _LEAST_TOLD else f"{seconds:.2f} s"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words: ``0.4 s``, ``12 s``, ``3 m 05 s``."""
+    if seconds == math.inf:
+        return "for ever"
+    if seconds < _TENTHS_MATTER:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, part, smaller in _UNITS:
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part:02} {smaller}"
+    return f"{whole} s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
+from celery_redlock.basics.timing import duration
 from celery_redlock.cli.output.format import node_lines
 from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.errors import RedlockError
 from celery_redlock.members.deployment import check_new, unusable
 from celery_redlock.operations.inspect import NodeState, node_status
-from celery_redlock.operations.words import duration
 
 
 @click.command(cls=Command, short_help="Start a brand-new deployment.")

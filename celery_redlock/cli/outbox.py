@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from celery_redlock.basics.timing import duration
 from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import (
     DONE,
@@ -19,7 +20,7 @@ from celery_redlock.cli.output.session import (
     reason_of,
 )
 from celery_redlock.effects.outbox import Outbox, outboxes_of
-from celery_redlock.operations.words import duration, plural
+from celery_redlock.operations.words import plural
 
 if TYPE_CHECKING:
     from celery import Celery

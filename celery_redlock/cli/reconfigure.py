@@ -11,13 +11,14 @@ import click
 
 from celery_redlock.app.runtime import redlock_from, runtime_of
 from celery_redlock.basics.secret import SecretUrl, hidden
+from celery_redlock.basics.timing import duration
 from celery_redlock.cli.output.format import Column, MoodText, Row, table
 from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import ERROR, Command, Failure, Session
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.operations import reconfigure as operation
 from celery_redlock.operations.doctor import Workers
-from celery_redlock.operations.words import duration, plural
+from celery_redlock.operations.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery_redlock.basics.text import on_nodes
+from celery_redlock.basics.timing import duration
 from celery_redlock.cli.output.format import (
     Column,
     MoodText,
@@ -36,7 +37,6 @@ from celery_redlock.operations.inspect import (
 from celery_redlock.operations.scan import permits_of
 from celery_redlock.operations.words import (
     UNREADABLE,
-    duration,
     expiry,
     few_can_tell,
     permit_text,

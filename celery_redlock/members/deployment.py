@@ -10,6 +10,7 @@ from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.glob import escaped
 from celery_redlock.basics.resp import ErrorReply, refusal_of
 from celery_redlock.basics.text import number_in
+from celery_redlock.basics.timing import duration
 from celery_redlock.errors import RedlockError
 from celery_redlock.members.view import JOINED, View, is_older, refusal
 from celery_redlock.wire.client import NodeUnreachable, each_node
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from celery_redlock.wire.url import NodeAddress
 
 _PAUSE = 0.05  # seconds between two tries
-_MS = 1000
+_MS, _US = 1000, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ def check_new(
             if isinstance(reply, ErrorReply):
                 raise NodeUnreachable(refusal_of(str(reply)))
         config, votes, until = ((it or b"").decode(errors="replace") for it in found)
-        left = 0.0 if votes else number_in(until) / _MS - int(time[0])
+        now = int(time[0]) + int(time[1]) / _US
+        left = 0.0 if votes else number_in(until) / _MS - now
         locks = len({key for keys, _ in client.scan(pattern) for key in keys})
         return config, locks, left
 
@@ -161,8 +163,8 @@ def _refuse_what_is_not_new(
             raise RedlockError(
                 "The nodes were in use before they lost their memory, as running "
                 f"clients have told node {label}. One may hold a lock from before, so "
-                f"nothing was changed. Wait: the nodes vote by themselves in {left:.0f}"
-                " s."
+                "nothing was changed. Wait: the nodes vote by themselves in "
+                f"{duration(left)}."
             )
         if locks:
             raise RedlockError(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from celery_redlock.basics.resp import DOES_NOT_KNOW, ErrorReply
 from celery_redlock.basics.text import MOST_TOLD, fields_of, number_in, printable_line
-from celery_redlock.basics.timing import seconds_text
+from celery_redlock.basics.timing import duration
 from celery_redlock.locks.lease import Holder, new_base
 from celery_redlock.members.view import CLOSED, JOINED, View, refusal
 from celery_redlock.operations.acl import NOT_NEEDED, denied_command, try_commands
@@ -129,7 +129,7 @@ class NodeStatus:
             forgot = "a majority of the nodes may have forgotten locks"
         return {
             NodeState.QUARANTINED: "is in quarantine for "
-            f"{seconds_text(self.wait)}: {forgot}",
+            f"{duration(self.wait)}: {forgot}",
             NodeState.NEW: UNSURE,
             NodeState.CLOSED: "is closed for a reconfiguration",
             NodeState.OTHER_CONFIG: "is set up differently",

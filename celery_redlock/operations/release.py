@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.text import on_nodes, printable, printable_line
+from celery_redlock.basics.timing import duration
 from celery_redlock.errors import RedlockError
 from celery_redlock.locks.forced_release import MOST_FIELD, ForcedRelease
 from celery_redlock.operations.inspect import (
@@ -42,7 +43,6 @@ from celery_redlock.operations.inspect import (
 )
 from celery_redlock.operations.scan import other_permits
 from celery_redlock.operations.words import (
-    duration,
     few_can_tell,
     instant,
     keys_beside,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.text import on_nodes
+from celery_redlock.basics.timing import duration
 from celery_redlock.operations.inspect import NodeState, NodeStatus
 from celery_redlock.scripts.keys import keys_of
 
@@ -21,22 +22,6 @@ if TYPE_CHECKING:
 
 UNREADABLE = "unreadable: of another program"
 """The task of a lock whose value this package has not written."""
-
-_TENTHS_MATTER = 9.95  # seconds
-_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words: ``0.4 s``, ``12 s``, ``3 m 05 s``."""
-    if seconds == math.inf:
-        return "for ever"
-    if seconds < _TENTHS_MATTER:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for size, unit, part, smaller in _UNITS:
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // part:02} {smaller}"
-    return f"{whole} s"
 
 
 def time_left(seconds: float) -> str:

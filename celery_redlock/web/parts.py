@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+from celery_redlock.basics.timing import duration
 from celery_redlock.operations.inspect import NodeState
 from celery_redlock.operations.words import (
     UNREADABLE,
     age_of,
-    duration,
     held_sentences,
     instant,
     keys_beside,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.devnodes import ServerOptions
+from tests.nodes.support import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +30,23 @@ def test_init_lets_new_nodes_vote(start_project: Callable[..., Project]) -> None
     assert "no worker held a lock on " in run.err
     assert "in the last 1 m 00 s (redlock_max_ttl)?" in run.err
     assert project.service.acquire("k").is_valid()
+
+
+def test_init_tells_one_wait_in_one_form(
+    start_project: Callable[..., Project],
+) -> None:
+    """The table has the time in minutes, and so has the reason for which it refuses."""
+    project = start_project(3)
+    project.service.release(project.service.acquire("k"))
+    for node in project.nodes:
+        node.restart()
+    until(lambda: project.service.check().retry_after is not None)
+
+    run = project.redlock("init", "--yes")
+
+    assert run.code == 1
+    assert re.search(r"in quarantine, 1 m 0\d s left", run.out), run.out
+    assert re.search(r"the nodes vote by themselves in 1 m 0\d s\.", run.err), run.err
 
 
 def test_init_changes_nothing_without_a_yes(

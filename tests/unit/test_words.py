@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from celery_redlock.operations.words import duration
+from celery_redlock.basics.timing import duration
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.text import cut_to, printable, width_of
+from celery_redlock.basics.timing import duration
 from celery_redlock.cli.output.ink import painted
 from celery_redlock.operations.words import (
     UNREADABLE,
     age_of,
-    duration,
     keys_beside,
     permit_text,
     plural,
