@@ -83,7 +83,7 @@ def reconfigure(  # noqa: PLR0913  (an argument for each option)
     removed = [it for it in before.labels if it not in after.labels and not abort]
     lines = ["", "Update all clients now: clients with the old settings get no locks."]
     if abort:
-        lines = ["", "The nodes have the old settings again."]
+        lines = ["", "The old settings count again."]
     if still_on := [it for it in removed if it not in gone]:
         lines.append(f"Shut down the nodes that were removed: {', '.join(still_on)}.")
     present = before if abort else after

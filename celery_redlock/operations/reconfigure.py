@@ -605,22 +605,28 @@ class _Move:
         if len(new.labels) - len(done) >= new.quorum:
             fences = self._outlast_forgotten_locks()
         self._reopen(fences)
-        present = old.guard.configuration
-        views = [look.view for look in old.guard.look() if look and look.votes]
-        voting = [view for view in views if view and view.configuration == present]
-        self._on_step(
-            f"{_votes(len(voting), len(old.labels))} in the old configuration again."
-        )
+        votes = _votes(self._voting_again(), len(old.labels))
+        self._on_step(f"{votes} in the old configuration again.")
+
+    def _voting_again(self) -> int:
+        """Return how many old nodes vote in the old configuration."""
+        old = self._old.guard
+        views = [look.view for look in old.look() if look and look.votes]
+        present = old.configuration
+        return sum(view is not None and view.configuration == present for view in views)
 
     def _reopen(self, fences: Sequence[Any]) -> None:
+        """Let the old nodes vote again: all that are closed and have their memory."""
+        unknown = {None, VoteKind.SILENT, VoteKind.REFUSED}
         for is_last in self._tries():
             ballot = self._old.guard.ask(REOPEN, (self._closed, *fences)).ballot
-            if all(vote and vote.kind is not VoteKind.SILENT for vote in ballot.votes):
+            if unknown.isdisjoint(vote and vote.kind for vote in ballot.votes):
                 return
-            if is_last and ballot.granted:
+            if is_last and self._voting_again() >= self._old.quorum:
                 raise RedlockError(
                     f"Not all nodes were reopened ({ballot.reasons()}). The others "
-                    "vote in the old configuration. Run it again when these are up."
+                    "vote in the old configuration. Run it again when these can be "
+                    "reopened."
                 )
             if is_last:
                 fact = f"Too few nodes could be reopened ({ballot.reasons()})"

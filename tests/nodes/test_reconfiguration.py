@@ -479,6 +479,39 @@ def test_abort_outlasts_locks_of_members_that_have_forgotten(
     old.release(later)
 
 
+@pytest.mark.parametrize("refusing", [1, 2])
+def test_abort_has_not_ended_while_nodes_refuse_to_be_reopened(
+    start_nodes: StartNodes, service: Service, key: str, refusing: int
+) -> None:
+    """They answer, and take no writes. The same abort ends it when they do."""
+    nodes = start_nodes(6, initialize=False)
+    old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
+    old.initialize()
+
+    def interrupt() -> None:
+        raise RedlockError("interrupted")
+
+    reconfigure_until_closed(old, new, interrupt, match="interrupted")
+    for node in nodes.nodes[:refusing]:
+        node.command("CONFIG", "SET", "min-replicas-to-write", "1")
+    said: list[str] = []
+
+    with pytest.raises(RedlockError, match="NOREPLICAS") as ended:
+        reconfigure(old, new, abort=True, on_step=said.append, patience=0.5)
+
+    is_granting = "The others vote in the old configuration." in str(ended.value)
+    assert is_granting is (refusing == 1)
+    assert ("Nothing is granted until the abort is done" in str(ended.value)) is (
+        refusing == 2
+    )
+    assert not any("in the old configuration again" in sentence for sentence in said)
+    for node in nodes.nodes[:refusing]:
+        node.command("CONFIG", "SET", "min-replicas-to-write", "0")
+    reconfigure(old, new, abort=True, on_step=said.append)
+    assert said[-1] == "3 of 3 nodes vote in the old configuration again."
+    old.release(old.acquire(key))
+
+
 def test_refused_abort_of_one_of_two_plans_changes_nothing(
     start_nodes: StartNodes, service: Service
 ) -> None:
