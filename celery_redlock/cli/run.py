@@ -97,8 +97,8 @@ def run(  # noqa: PLR0913  (the options of the command)
 
     Ends with the exit code of COMMAND, 128 + N if signal N ended it, 127 if there is no
     such command, 75 if another client holds the lock (COMMAND did not run), 69 if too
-    few nodes answered (COMMAND did not run), and 76 if the lock was lost: COMMAND got
-    SIGTERM, and SIGKILL after --grace seconds.
+    few nodes answered (COMMAND did not run), and 76 if the lock was lost: COMMAND gets
+    SIGTERM if it still runs, and SIGKILL after --grace seconds.
 
     Signals go on to COMMAND and, where there is no terminal, to the programs that it
     has started. It finds its fence in REDLOCK_FENCE. If this process is killed, Linux
@@ -127,8 +127,7 @@ def run(  # noqa: PLR0913  (the options of the command)
             code = UNREACHABLE if unreachable else held_code
             raise Failure(f"{error} The command did not run.", code) from error
         except LockLost as error:
-            text = f"{error} The command got SIGTERM, and ended with {child.code}."
-            raise Failure(text, LOST) from error
+            raise Failure(f"{error} {child.end_text}", LOST) from error
 
 
 class _Child:
@@ -141,7 +140,7 @@ class _Child:
         self._command, self._grace = command, grace
         self._process: subprocess.Popen[bytes] | None = None
         self._early: list[int] | None = None  # signals that came while it was started
-        self._is_lost = self._is_told = False
+        self._is_lost = self._is_told = self._was_ended = False
         # A shell that ends leaves the programs behind that it has started, and they
         # work on without the lock. A terminal sends its signals to one group only.
         self._has_group = sys.platform != "win32" and not _has_terminal()
@@ -151,6 +150,13 @@ class _Child:
         """The exit code, as a shell would give it."""
         code = self._process.wait() if self._process else 0
         return SIGNAL - code if code < 0 else code
+
+    @property
+    def end_text(self) -> str:
+        """The end of the command, after the loss of its lock, as a sentence."""
+        if self._was_ended:
+            return f"The command got SIGTERM, and ended with {self.code}."
+        return f"The command had ended by itself, with {self.code}."
 
     def run(self, variables: dict[str, str]) -> int:
         """Run the command with these variables, and return its exit code."""
@@ -182,7 +188,7 @@ class _Child:
         """End the command: the lock is lost. In the watchdog's thread."""
         self._is_lost = self._is_told = True
         if self._process is not None:
-            self._send(signal.SIGTERM)
+            self._was_ended = self._send(signal.SIGTERM) or self._was_ended
             timer = threading.Timer(self._grace, self._send, [_SIGKILL])
             timer.daemon = True
             timer.start()
@@ -219,7 +225,7 @@ class _Child:
             return False
         if sys.platform == "win32" or not self._has_group:
             process.send_signal(number)
-            return True
+            return process.returncode is None
         try:
             os.killpg(process.pid, number)
         except (ProcessLookupError, PermissionError):  # all have ended

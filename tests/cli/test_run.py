@@ -15,6 +15,7 @@ import pytest
 from celery import Celery
 
 import celery_redlock.cli.run as run_module
+from celery_redlock.cli.run import _Child
 from celery_redlock.devnodes.processes import Process
 from celery_redlock.errors import LockHeld
 from tests.cli.project import FOREIGN, Run, run_here
@@ -259,6 +260,16 @@ def test_lost_lock_ends_the_command(
     assert not is_alive(pid)
     assert "told\n" in process.logs()
     assert process.logs().endswith(f" got SIGTERM, and ended with {code}.\n")
+
+
+def test_command_that_ended_before_the_loss_is_not_said_to_have_got_a_signal() -> None:
+    """The process may have been frozen meanwhile, and note the loss late."""
+    child = _Child([sys.executable, "-c", "raise SystemExit(3)"], grace=10.0)
+    child.run({})
+
+    child.end()
+
+    assert child.end_text == "The command had ended by itself, with 3."
 
 
 @contextlib.contextmanager
