@@ -66,6 +66,7 @@ def _document(found: Leadership, status: LockStatus) -> dict[str, Any]:
         "standbys": [_candidate(standby) for standby in found.standbys],
         "nodes": list(found.lock.ballot.labels),
         "unseen": status.doubts,
+        "settings": status.settings or None,
     }
 
 

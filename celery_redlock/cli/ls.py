@@ -93,6 +93,7 @@ def _document(seen: Scan, shown: Sequence[SeenHolder]) -> dict[str, Any]:
         "quorum": seen.quorum,
         "unseen": seen.unseen,
         "doubts": doubts_of(seen.nodes),
+        "settings": seen.settings or None,
         "known": seen.has_quorum,
         "limits": limits_document(seen.limits) if seen.has_quorum else None,
         "locks": [seen_document(lock) for lock in shown],

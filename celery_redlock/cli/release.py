@@ -27,9 +27,10 @@ from celery_redlock.cli.output.session import (
     Failure,
     Session,
 )
-from celery_redlock.operations.inspect import NodeState, doubts_of, lock_holder
+from celery_redlock.operations.inspect import doubts_of, lock_holder
 from celery_redlock.operations.kill_holder import HolderLives, kill_holder
 from celery_redlock.operations.release import (
+    OF_OTHERS,
     Operator,
     Question,
     ask,
@@ -41,7 +42,6 @@ from celery_redlock.operations.words import plural, time_left
 
 if TYPE_CHECKING:
     from celery_redlock.locks.lease import Holder
-    from celery_redlock.operations.inspect import LockStatus
 
 _NOTHING_DONE = "Nothing was done."
 _NO_LOCK = (
@@ -127,7 +127,9 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
         "held": found.is_held,
         "dry_run": dry_run,
         "holders": [holder_document(lock_holder(value)) for value in asked.values],
-        "other_permits": asked.other_permits,
+        "other_permits": [seen.key for seen in asked.other_permits],
+        "doubts": found.doubts,
+        "settings": found.settings or None,
         "released": {},
     }
     if not asked.values:
@@ -137,8 +139,8 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
         lines = [fact, *asked.facts, *doubt_lines(found.doubts, found.settings)]
         session.tell(lines, lambda: document)
         return WARNING if found.is_held is False else ERROR
-    if _are_of_others(found):
-        raise Failure(f"Nothing was released. {found.settings}", ERROR)
+    if asked.is_of_others:
+        raise Failure(OF_OTHERS.format(settings=found.settings), ERROR)
     if kill and asked.is_kept:
         raise Failure(_NO_LOCK.format(key=key), USAGE)
     if kill and len(asked.holders) < len(asked.values):
@@ -182,12 +184,6 @@ def _kill(session: Session, holders: list[Holder]) -> list[str]:
         raise Failure(said) from error
     session.say(*done)
     return done
-
-
-def _are_of_others(found: LockStatus) -> bool:
-    """Tell whether a majority of the nodes belongs to clients with other settings."""
-    states = [node.state for node in found.nodes]
-    return states.count(NodeState.OTHER_CONFIG) >= found.seen.ballot.quorum
 
 
 def _explanation(asked: Question, *, kill: bool) -> list[str]:

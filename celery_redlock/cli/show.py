@@ -209,5 +209,9 @@ def _document(
             for vote, node in zip(ballot.votes, found.nodes, strict=True)
         },
         "limits": limits_document(limits, permits=True),
-        "released": [{**asdict(one), "reason": one.reason or None} for one in released],
+        "released": [
+            {**asdict(one), "reason": one.reason or None} for one in released.found
+        ],
+        "released_known": released.is_whole,
+        "settings": found.settings or None,
     }

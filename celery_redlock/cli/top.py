@@ -144,8 +144,10 @@ def _document(frame: _Frame) -> dict[str, Any]:
         "quorum": seen.quorum,
         "known": seen.has_quorum,
         "held": len(seen.held) if seen.has_quorum else None,
+        "possible": len(seen.possible),
         "kept": len(seen.starts) if seen.has_quorum else None,
         "limits": limits_document(seen.limits) if seen.has_quorum else None,
         "taken_per_second": frame.taken,
         "freed_per_second": frame.released,
+        "settings": seen.settings or None,
     }

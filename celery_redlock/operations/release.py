@@ -36,6 +36,7 @@ from celery_redlock.basics.timing import duration
 from celery_redlock.errors import RedlockError
 from celery_redlock.locks.forced_release import MOST_FIELD, ForcedRelease
 from celery_redlock.operations.inspect import (
+    NodeState,
     each_answering,
     holder_in,
     holder_text,
@@ -70,6 +71,7 @@ _LIVE_HOLDER = (
 _NO_HOLDER = (
     "Another program has written this value, and does not learn of the release."
 )
+OF_OTHERS = "Nothing was released. {settings}"
 _GONE = "{key} expired or has another holder: nothing was released."
 _MOST_NAMED = 10  # permits
 _START = (
@@ -124,6 +126,12 @@ class Question:
     def is_kept(self) -> bool:
         """Whether it is a permit for a start."""
         return any(holder.is_kept for holder in self.holders)
+
+    @property
+    def is_of_others(self) -> bool:
+        """Whether a majority of the nodes belongs to clients with other settings."""
+        states = [node.state for node in self.found.nodes]
+        return states.count(NodeState.OTHER_CONFIG) >= self.found.seen.ballot.quorum
 
     @property
     def risk(self) -> tuple[str, str]:
@@ -230,7 +238,8 @@ def ask_for_page(redlock: Redlock, key: str) -> Question:
     """Ask the nodes who holds a lock that a reader of a page has named.
 
     Raises:
-        RedlockError: There is nothing to release.
+        RedlockError: There is nothing to release, or the nodes are of clients with
+            other settings.
     """
     if not key or "\n" in key:
         raise RedlockError("No lock is named: nothing was released.")
@@ -241,6 +250,8 @@ def ask_for_page(redlock: Redlock, key: str) -> Question:
             few = few_can_tell(len(asked.found.nodes))
             fact += f" It cannot be told whether it is held: {few}."
         raise RedlockError(fact)
+    if asked.is_of_others:
+        raise RedlockError(OF_OTHERS.format(settings=asked.found.settings))
     return asked
 
 

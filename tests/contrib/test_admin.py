@@ -173,6 +173,23 @@ def test_list_names_nodes_that_did_not_answer(site: Site) -> None:
     assert page.count("Node 127.0.0.1") == 2
     assert "It cannot be told whether a lock is held." in page
     assert "No lock is held" not in page
+    assert "It cannot be told whether there were releases by operators: too" in page
+
+
+def test_list_says_how_the_settings_of_a_minority_differ(site: Site) -> None:
+    """A majority can tell what is held. The difference and the remedy are shown."""
+    node = site.nodes.nodes[0]
+    config = node.command("HGET", "redlock:meta", "config")
+    other = config.replace("max_ttl 60 s", "max_ttl 120 s")
+    assert other != config, config
+    node.command("HSET", "redlock:meta", "config", other)
+
+    page = text_of(site.log_in().get(LIST))
+    node.command("HSET", "redlock:meta", "config", config)
+
+    assert "is set up differently" in page
+    assert "with max_ttl 120 s; this client has max_ttl 60 s. Set redlock_m" in page
+    assert "0 locks held, as seen on 2 of 3 nodes." in page
 
 
 def test_admin_index_has_a_link_to_the_list_only(site: Site) -> None:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from prometheus_client import CollectorRegistry
 
 from celery_redlock import metrics, web
+from celery_redlock.app.runtime import runtime_of
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.locks.limits import Limit, wanted
 from celery_redlock.records.forced_releases import forced_releases
@@ -676,7 +677,27 @@ def test_release_leaves_a_new_holder_alone(office: Office) -> None:
     assert refused.status == 409
     assert "expired or has another holder: nothing was released" in refused.text
     assert office.is_held()
-    assert forced_releases(office.service) == []
+    assert forced_releases(office.service).found == []
+
+
+def test_lock_of_clients_with_other_settings_is_not_released(office: Office) -> None:
+    """As the command does: the page says what differs, and what to do."""
+    office.hold()
+    form = office.form()
+    app = Celery("other", set_as_current=False)
+    app.conf.update(office.app.conf.changes)
+    app.conf.redlock_max_ttl = 120.0
+    page = web.page(app, TOKEN)
+
+    asked, done = office.get("/release?key=k", page=page), office.post(form, page=page)
+    page.close()
+    runtime_of(app).redlock.close()
+    app.close()
+
+    for answer in (asked, done):
+        assert answer.status == 404
+        assert "Nothing was released. The nodes are at epoch 1 with max" in answer.text
+    assert office.is_held()
 
 
 def test_release_without_a_shown_holder_does_nothing(office: Office) -> None:
