@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 _MS = 1000
 _PAUSE = 0.5  # seconds between two looks while it waits
+_LONGEST_WAIT = 7 * 86400.0  # seconds: a quarantine is as long as redlock_max_ttl
 _WIDTH = 88
 _MOODS = {Severity.NOTE: "faint", Severity.WARNING: "warning", Severity.ERROR: "bad"}
 _CODES = {Severity.NOTE: DONE, Severity.WARNING: WARNING, Severity.ERROR: ERROR}
@@ -76,7 +77,7 @@ _CODES = {Severity.NOTE: DONE, Severity.WARNING: WARNING, Severity.ERROR: ERROR}
 )
 @click.option(
     "--wait",
-    type=Interval(),
+    type=Interval(_LONGEST_WAIT),
     help="Only wait until a majority votes, for so many seconds at most.",
 )
 @click.option("--all-nodes", is_flag=True, help="With --wait: until all nodes vote.")

@@ -108,6 +108,13 @@ class NodeStatus:
         return votes_else or self.state in (NodeState.VOTES, NodeState.UNSYNCED)
 
     @property
+    def waits_for_a_client(self) -> bool:
+        """Whether it votes as soon as a client asks: the only node, or a store."""
+        view = View.parse(self.view)
+        is_alone = view is not None and len(view.members) == 1
+        return self.state is NodeState.UNSYNCED and is_alone
+
+    @property
     def waits_with_all(self) -> bool:
         """Whether it waits as a founder: all do, whichever of them lost its memory."""
         view = View.parse(self.view)

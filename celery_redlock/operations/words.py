@@ -130,6 +130,8 @@ def state_words(node: NodeStatus) -> tuple[str, str]:
         return words, "good"
     if state is NodeState.QUARANTINED:
         return f"{words}, {duration(node.wait)} left", "warning"
+    if node.waits_for_a_client:
+        return "votes as soon as a client asks", "warning"
     if state in (NodeState.NEW, NodeState.UNSYNCED):
         return words, "warning"
     if state in (NodeState.UNFIT, NodeState.REFUSES, NodeState.SILENT):

@@ -166,6 +166,12 @@ def test_wait_without_a_majority_ends_with_3(project: Project) -> None:
     assert run.out.count("refused the connection") == 2
 
 
+def test_wait_may_be_as_long_as_a_quarantine(project: Project) -> None:
+    """The doctor itself advises a redlock_max_ttl of an hour, for a rate."""
+    assert project.redlock("doctor", "--wait", "86400").code == 0
+    assert project.redlock("doctor", "--wait", "nan").code == 2
+
+
 def test_all_nodes_needs_a_wait(project: Project) -> None:
     """A typo is no diagnosis with another exit code."""
     run = project.redlock("doctor", "--all-nodes")

@@ -85,6 +85,31 @@ def test_command_speaks_of_the_node_that_does_not_answer(
     assert not ALONE.search(run.out + run.err), run.out + run.err
 
 
+def test_node_that_only_waits_to_be_asked_is_not_said_to_wait_for_others(
+    start_project: Callable[..., Project],
+) -> None:
+    """Its quarantine is over. Nodes that --node names are not asked for their votes."""
+    settings = {f"redlock_{name}": value for name, value in SHORT.items()}
+    project = start_project(1, settings, max_ttl=MAX_TTL)
+    (node,) = project.nodes
+    node.restart()
+    with client(project.urls, **SHORT) as worker:
+        worker.check()  # its quarantine begins
+    named = ("--node", *project.urls)
+
+    def state() -> str:
+        document = project.redlock("doctor", "--json", *named).document
+        return str(document["nodes"][0]["state"])
+
+    until(lambda: "in quarantine" not in state(), what="the end of its quarantine")
+    run = project.redlock("doctor", *named)
+
+    assert "votes as soon as a client asks" in run.out
+    assert "does not vote before a client asks it for a lock." in run.out
+    assert "It votes with the next lock." in run.out
+    assert not PLURAL.search(run.out), run.out
+
+
 def test_release_of_nothing_is_told_as_one(
     start_project: Callable[..., Project],
 ) -> None:

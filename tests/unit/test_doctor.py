@@ -511,6 +511,18 @@ def test_workers_that_cannot_be_asked_are_said_to_be_unknown() -> None:
     assert case.workers.told("stats") == {}
 
 
+@pytest.mark.parametrize("state", [NodeState.SILENT, NodeState.REFUSES])
+def test_server_that_does_not_tell_whether_it_writes_has_no_finding_about_it(
+    state: NodeState,
+) -> None:
+    """It denies INFO, or does not answer. Without the guard its disk matters."""
+    case = Case(
+        Redlock(NODES, restart_guard=False), [NodeReport(NodeStatus("a", state))]
+    )
+
+    assert list(servers.persistence(case)) == []
+
+
 @pytest.mark.parametrize("rule", [servers.replication, servers.memory])
 def test_server_that_counts_in_words_does_not_stop_the_doctor(rule: Any) -> None:
     """Not all who speak the protocol of Redis reply to INFO as Redis does."""

@@ -78,7 +78,7 @@ def memory(report: NodeReport, _: Case) -> Iterator[Finding]:
 @rule("Node")
 def persistence(report: NodeReport, case: Case) -> Iterator[Finding]:
     """Say what a restart of a Redis node costs: a store keeps what it grants."""
-    if report.status.state is NodeState.SILENT or "store" in report.status.info:
+    if "aof_enabled" not in report.status.info:  # a store; or it is not known
         return
     appends = report.status.info.get("aof_enabled") == "1"
     file = "an append-only file"

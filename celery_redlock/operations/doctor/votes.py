@@ -31,6 +31,8 @@ def quorum(case: Case) -> Iterator[Finding]:
     nodes, needed, voting = len(case.reports), case.redlock.quorum, len(case.voting)
     denied = any(report.lacks_commands for report in case.reports)
     remedy = "The other findings say why the other nodes do not vote."
+    if any(report.status.waits_for_a_client for report in case.reports):
+        return  # the only node: it votes with the next lock
     if voting < needed:
         votes = f"Only {voting} of {nodes} nodes vote, and {needed} are needed"
         if nodes == 1:
@@ -110,6 +112,9 @@ def state(report: NodeReport, case: Case) -> Iterator[Finding]:
             until = "until a majority of the nodes has been asked for a lock; then"
             fact = f"{UNSURE}, and does not vote {until} {_wait(case, status)}"
             yield Finding("quarantine", WARNING, fact, by_itself)
+        case NodeState.UNSYNCED if status.waits_for_a_client:
+            fact = "does not vote before a client asks it for a lock"
+            yield Finding("unsynced", WARNING, fact, "It votes with the next lock.")
         case NodeState.UNSYNCED if status.waits_with_all:
             yield Finding("unsynced", WARNING, f"{_WITH_ALL}, {wait}", by_itself)
         case NodeState.UNSYNCED:
