@@ -66,7 +66,8 @@ def web(  # noqa: PLR0913  (click gives each option by name)
     /healthz answers 200 if a majority of the nodes votes, and 503 if not. /metrics has
     the metrics for Prometheus, if prometheus_client is installed.
 
-    Each request leaves a line on stderr, and so does each wrong token, release and
+    Each request leaves a line on stderr, unless it is a health check, a scrape or a
+    part of the page that is answered with 200. So does each wrong token, release and
     error.
 
     There is no login and no encryption, so the page listens on this machine only. For
