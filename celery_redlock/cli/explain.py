@@ -94,6 +94,7 @@ def _json(option: str, text: str, kind: type, example: str) -> Any:
 
 
 def _document(found: Explanation) -> dict[str, Any]:
+    """Return the JSON document. ``limits`` is None where it cannot be told."""
     return {
         "task": found.task,
         "key": found.key,
@@ -101,7 +102,9 @@ def _document(found: Explanation) -> dict[str, Any]:
         "known": found.is_known,
         "publish": _step(found.publish),
         "execute": _step(found.execute),
-        "limits": limits_document(found.limits, permits=True),
+        "limits": limits_document(found.limits, permits=True)
+        if found.limits or found.is_known
+        else None,
         "running": _job(found.running),
         "waiting": _job(found.waiting),
         "succeeded": _job(found.succeeded),

@@ -50,7 +50,10 @@ def _lines(found: Leadership, status: LockStatus) -> Iterator[str]:
         yield f"{key} has no leader: no beat sends scheduled tasks."
     for standby in found.standbys:
         yield f"Standing by: {standby}, since {since(standby)}"
-    if not found.standbys and status.is_held is not None:
+    if not found.is_whole:
+        other = "another beat" if found.standbys else "a beat"
+        yield f"It cannot be told whether {other} stands by: {few_can_tell(nodes)}."
+    elif not found.standbys:
         yield "No beat stands by."
 
 
@@ -64,6 +67,7 @@ def _document(found: Leadership, status: LockStatus) -> dict[str, Any]:
         "leader": leader,
         "known": status.is_held is not None,
         "standbys": [_candidate(standby) for standby in found.standbys],
+        "standbys_known": found.is_whole,
         "nodes": list(found.lock.ballot.labels),
         "unseen": status.doubts,
         "settings": status.settings or None,

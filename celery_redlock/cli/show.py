@@ -41,6 +41,7 @@ from celery_redlock.operations.words import (
     few_can_tell,
     permit_text,
     since,
+    unknown_releases,
 )
 from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.wire.quorum import Vote, VoteKind
@@ -48,9 +49,9 @@ from celery_redlock.wire.quorum import Vote, VoteKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from celery_redlock.locks.forced_release import ForcedRelease
     from celery_redlock.locks.lease import Holder
     from celery_redlock.operations.scan import LimitInUse
+    from celery_redlock.records.forced_releases import Releases
 
 _MS = 1000
 _MOST_RELEASES = 10  # in the table
@@ -67,7 +68,7 @@ def show(session: Session, *, key: str) -> int:
     are kept, whether the run has ended or not. KEY can be one permit: 'imports##3'.
 
     Lists who released this lock in the last 30 days, with `release`, on the page of
-    `web` or in the Django admin, and why.
+    `web` or in the Django admin, and why, as far as the nodes remember it.
 
     Exits with 1 if neither the lock nor a permit of it is held, and with 3 if too few
     nodes answered to tell.
@@ -82,11 +83,16 @@ def show(session: Session, *, key: str) -> int:
     ]
     released = forced_releases(session.redlock, key)
     lines += _released(released, key)
+    if unknown := unknown_releases(released, len(found.nodes)):
+        lines += ["", painted(unknown, "warning")]
     if found.settings:
         lines += ["", painted(found.settings, "warning")]
     session.tell(lines, lambda: _document(found, released, limits))
-    if any(one.in_use for one in limits if not one.limit.period):
+    at_once = [one for one in limits if not one.limit.period]
+    if any(one.in_use for one in at_once):
         return DONE
+    if not found.is_held and any(one.may_be_more for one in at_once):
+        return ERROR
     return {True: DONE, False: WARNING, None: ERROR}[found.is_held]
 
 
@@ -137,9 +143,9 @@ def _permits(limits: Sequence[LimitInUse], found: LockStatus) -> list[str]:
     return ["", *shown, "", *limit_lines(limits)]
 
 
-def _released(releases: Sequence[ForcedRelease], key: str) -> list[str]:
+def _released(releases: Releases, key: str) -> list[str]:
     """List the releases by operators, the latest first."""
-    if not releases:
+    if not releases.found:
         return []
     columns = [
         Column("RELEASED"),
@@ -150,13 +156,13 @@ def _released(releases: Sequence[ForcedRelease], key: str) -> list[str]:
     ]
     rows = [
         [one.when, one.place, one.reason or "–", one.holder, str(one.nodes)]
-        for one in releases[:_MOST_RELEASES]
+        for one in releases.found[:_MOST_RELEASES]
     ]
-    if any(one.key != key for one in releases):
+    if any(one.key != key for one in releases.found):
         columns.insert(1, Column("KEY", cut="end"))
-        for row, one in zip(rows, releases, strict=False):
+        for row, one in zip(rows, releases.found, strict=False):
             row.insert(1, keys_text(one.key))
-    more = len(releases) - len(rows)
+    more = len(releases.found) - len(rows)
     return ["", *table(columns, rows), *([f"and {more} before"] if more else [])]
 
 
@@ -191,7 +197,7 @@ def _answer(vote: Vote | None, token: str, node: NodeStatus) -> MoodText:
 
 def _document(
     found: LockStatus,
-    released: Sequence[ForcedRelease],
+    released: Releases,
     limits: Sequence[LimitInUse],
 ) -> dict[str, Any]:
     """Return the JSON document. ``held`` is None where it cannot be told."""

@@ -118,10 +118,12 @@ class StateCollector:
         # A node that hangs delays each look. So there is one for all gauges.
         is_scanned = self._counts_locks or not all(one.limits for one in keys)
         seen = scan(redlock) if is_scanned else None
-        yield from _nodes(redlock, seen.nodes if seen else node_status(redlock))
+        nodes = seen.nodes if seen else node_status(redlock)
+        yield from _nodes(redlock, nodes)
         if self._counts_locks and seen and seen.has_quorum:
             yield _gauge("locks_held", len(seen.held))
-        yield from _permits(redlock, keys, seen)
+        if sum(node.can_tell for node in nodes) >= redlock.quorum:
+            yield from _permits(redlock, keys, seen)
         if self._app is not None:
             yield from self._leadership(redlock)
 
@@ -148,7 +150,8 @@ class StateCollector:
         self._has_candidates |= bool(found.leader or found.standbys)
         if self._has_candidates:
             yield _gauge("leaders", {key: found.leader is not None})
-            yield _gauge("standbys", {key: len(found.standbys)})
+            if found.is_whole:
+                yield _gauge("standbys", {key: len(found.standbys)})
 
 
 def _limited_keys(app: Celery) -> list[LimitedKey]:
@@ -176,8 +179,6 @@ def _permits(
     found = [(labels[one.limit.key], one) for one in in_use]
     others = [one for one in keys if not one.limits]
     if others and seen:
-        if not seen.has_quorum:
-            return
         others.sort(key=lambda one: one.literals, reverse=True)
         for one in seen.limits:
             of = [o.label for o in others if o.pattern.fullmatch(one.limit.key)]
@@ -188,8 +189,7 @@ def _permits(
         starts = bool(one.limit.period)
         taken = "starts_taken" if starts else "permits_in_use"
         free = "starts_free" if starts else "permits_free"
-        left = max(0, one.limit.most - one.in_use)
-        for name, number in ((taken, one.in_use), (free, left)):
+        for name, number in ((taken, one.in_use), (free, one.free)):
             counts.setdefault(name, Counter())[label] += number
     for name, values in counts.items():
         yield _gauge(name, values)

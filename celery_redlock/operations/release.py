@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from celery_redlock.locks.lease import Holder
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.operations.inspect import LockStatus
-    from celery_redlock.operations.scan import Scan
+    from celery_redlock.operations.scan import Scan, SeenHolder
     from celery_redlock.wire.client import NodeClient, PerNode
 
 _LIVE_HOLDER = (
@@ -114,13 +114,13 @@ class Question:
 
     Attributes:
         values: Each value of the lock, with the nodes that have it.
-        other_permits: The names of other permits of the key that are in use.
+        other_permits: The other permits of the key that are in use, or may be.
     """
 
     key: str
     found: LockStatus
     values: dict[str, list[str]]
-    other_permits: list[str]
+    other_permits: list[SeenHolder]
 
     @property
     def is_kept(self) -> bool:
@@ -177,11 +177,12 @@ class Question:
     def facts(self) -> list[str]:
         """The other permits of the key, and when the lock ends without a release."""
         facts, left = [], self.found.seen.ttl_left
-        if others := self.other_permits:
+        if others := [seen.key for seen in self.other_permits]:
             named = ", ".join(others[:_MOST_NAMED])
             more = len(others) - _MOST_NAMED
             named += f" and {more:,} more" if more > 0 else ""
-            are = "may be" if self.found.is_held is None else "are"
+            is_certain = all(seen.is_held for seen in self.other_permits)
+            are = "are" if is_certain else "may be"
             facts += [
                 f"Other permits of {self.key} {are} in use, and stay: {named}.",
                 f"To release one, name it: `{COMMAND} release '{others[0]}'`.",
@@ -311,9 +312,10 @@ class Released:
             told = [("success", "Its lock was released when it ended.")]
         else:
             told = [("warning", _GONE.format(key=key))]
-        kept = "It keeps the lock until its ttl has ended."
+        stays = "If it has the lock, the lock stays there"
+        kept = f"{stays} until its ttl has ended."
         if math.isinf(self.asked.found.seen.ttl_left):
-            kept = "It keeps the lock, which has no ttl."
+            kept = f"{stays}: it has no ttl."
         for label, why in self.nodes.unseen.items():
             told.append(("warning", f"Node {label} {why}. {kept}"))
         return told

@@ -98,6 +98,17 @@ class LimitInUse:
         return sum(seen.is_held is True for seen in self.permits)
 
     @property
+    def may_be_more(self) -> bool:
+        """Whether more permits may have a holder: too few nodes can tell."""
+        return any(seen.is_held is None for seen in self.permits)
+
+    @property
+    def free(self) -> int:
+        """The number of permits that have no holder for certain."""
+        possible = sum(seen.is_held is None for seen in self.permits)
+        return max(0, self.limit.most - self.in_use - possible)
+
+    @property
     def is_full(self) -> bool:
         """Whether all permits have a holder."""
         return self.in_use >= self.limit.most
@@ -114,8 +125,7 @@ class LimitInUse:
     def __str__(self) -> str:
         limit = self.limit
         number = f"{self.in_use} of {limit.most}"
-        may_be_more = any(seen.is_held is None for seen in self.permits)
-        certain = " for certain" if may_be_more else ""
+        certain = " for certain" if self.may_be_more else ""
         if not limit.period:
             return f"{limit.key}: {number} permits in use{certain}."
         starts = f"{number} starts in {limit.period:g} s"
@@ -371,10 +381,10 @@ def permits_of(redlock: Redlock, key: str) -> list[LimitInUse]:
     return sorted(limits, key=lambda one: one.limit.period)
 
 
-def other_permits(redlock: Redlock, key: str) -> list[str]:
-    """Return the names of the other permits of this key that are in use."""
+def other_permits(redlock: Redlock, key: str) -> list[SeenHolder]:
+    """Return the other permits of this key that are in use, or may be."""
     at_once = [one for one in permits_of(redlock, key) if not one.limit.period]
-    return [seen.key for one in at_once for seen in one.permits if seen.key != key]
+    return [seen for one in at_once for seen in one.permits if seen.key != key]
 
 
 def keys_without_ttl(redlock: Redlock) -> PerNode[list[str]]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from celery_redlock.locks.lease import Holder
     from celery_redlock.locks.limits import Limit
     from celery_redlock.operations.scan import Scan
+    from celery_redlock.records.forced_releases import Releases
 
 UNREADABLE = "unreadable: of another program"
 """The task of a lock whose value this package has not written."""
@@ -73,8 +74,8 @@ def unknown_text(seen: Scan) -> str:
     if nodes == 1:
         return "The node cannot tell which locks are held."
     return (
-        "Too few nodes answered to tell which locks are held: "
-        f"{seen.can_tell} of {nodes} nodes can tell, {seen.quorum} are needed."
+        "Too few nodes can tell which locks are held: "
+        f"{seen.can_tell} of {nodes} can, {seen.quorum} are needed."
     )
 
 
@@ -89,6 +90,15 @@ def held_sentences(seen: Scan) -> list[str]:
         some = plural(len(seen.possible), "lock")
         said.append(f"{some} may be held: that depends on the nodes that cannot tell.")
     return said
+
+
+def unknown_releases(releases: Releases, nodes: int) -> str:
+    """Return that operators may have released more than is known; ``""`` if not."""
+    if releases.is_whole:
+        return ""
+    others = "other " if releases.found else ""
+    fact = f"It cannot be told whether there were {others}releases by operators"
+    return f"{fact}: {few_can_tell(nodes)}."
 
 
 def age_of(holder: Holder) -> float | None:

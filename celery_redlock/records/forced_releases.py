@@ -7,7 +7,7 @@ takes it again or loses it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from celery_redlock.locks.forced_release import ForcedRelease
@@ -29,6 +29,19 @@ if TYPE_CHECKING:
 MOST = 100
 KEEP = 30 * 86400.0  # seconds
 _MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """The latest releases by operators, as the nodes remember them.
+
+    Attributes:
+        found: Those that any node has told, the latest first.
+        is_whole: Whether a majority of the nodes answered. Else there may be others.
+    """
+
+    found: list[ForcedRelease]
+    is_whole: bool
 
 
 def force_release_words(
@@ -56,23 +69,26 @@ def force_release_words(
     return names, (proof, name, record.text(), round(KEEP * _MS), MOST)
 
 
-def forced_releases(redlock: Redlock, key: str | None = None) -> list[ForcedRelease]:
-    """Return the latest releases by operators, the latest first. Changes nothing.
+def forced_releases(redlock: Redlock, key: str | None = None) -> Releases:
+    """Return the latest releases by operators. Changes nothing.
 
-    With a key: those of this key, alone or with others, and of its permits.
+    With a key: those of this key, alone or with others, and of its permits. A node that
+    has lost its memory has lost its records, too.
     """
     request = redlock.nodes.ask(
         LIST_RELEASES, [redlock.keys.releases], done_when=all_answered
     )
+    ballot = request.ballot
     known: dict[bytes, ForcedRelease] = {}
-    for index in request.ballot.indexes(VoteKind.GRANTED):
+    for index in ballot.indexes(VoteKind.GRANTED):
         for name, one in _pairs(request.replies[index][1:]):
             before = known.get(name)
             nodes = one.nodes + (before.nodes if before else 0)
             known[name] = replace(max(before or one, one, key=_at), nodes=nodes)
     found = [one for one in known.values() if one.nodes or one.killed]
     ours = [one for one in found if key is None or _is_of(one, key)]
-    return sorted(ours, key=_at, reverse=True)
+    ours.sort(key=_at, reverse=True)
+    return Releases(ours, is_whole=ballot.granted >= ballot.quorum)
 
 
 def _pairs(words: Sequence[bytes]) -> list[tuple[bytes, ForcedRelease]]:

@@ -28,10 +28,13 @@ class Leadership:
     Attributes:
         lock: The lock of the election, which the leader holds.
         standbys: The standbys, since ``started``; the longest first.
+        is_whole: Whether a majority of the nodes told its list. Else there may be other
+            standbys.
     """
 
     lock: Inspection
     standbys: tuple[Holder, ...]
+    is_whole: bool
 
     @property
     def leader(self) -> Holder | None:
@@ -48,14 +51,14 @@ def leadership_of(redlock: Redlock, key: str) -> Leadership:
     request = redlock.nodes.ask(
         LIST_STANDBYS, [redlock.keys.standby(key)], done_when=all_answered
     )
-    listed: dict[str, Holder] = {}
-    for index in request.ballot.indexes(VoteKind.GRANTED):
+    ballot, listed = request.ballot, dict[str, Holder]()
+    for index in ballot.indexes(VoteKind.GRANTED):
         for value in request.replies[index][1:]:
             holder = Holder.parse(value.decode(errors="replace"))
             if lock.holder is None or holder.base != lock.holder.base:
                 listed[holder.base] = holder
     standbys = sorted(listed.values(), key=lambda holder: holder.started)
-    return Leadership(lock, tuple(standbys))
+    return Leadership(lock, tuple(standbys), ballot.granted >= ballot.quorum)
 
 
 class StandbyList:

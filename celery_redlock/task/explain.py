@@ -69,7 +69,8 @@ class Explanation:
         succeeded: The job whose cool-down lasts; or None.
         is_known: Whether enough nodes answered.
         limits: The limits of its keys, with the permits that have a holder; empty for
-            a plain lock. Where there are several permits, ``running`` is None.
+            a plain lock, and where it cannot be told. Where there are several permits,
+            ``running`` is None.
     """
 
     task: str
@@ -128,6 +129,7 @@ def explain(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explan
             )
             if votes.granted < redlock.quorum:  # although they answer
                 outage = _outage(redlock, key, votes)
+                in_use = None  # they may have forgotten holders
     call = {"task": task.name, "args": args, "kwargs": kwargs}
     full = next((_full(key, one) for one in in_use or () if one.is_full), None)
     met = running or succeeded

@@ -24,6 +24,7 @@ from celery_redlock.operations.words import (
     keys_beside,
     permit_text,
     state_words,
+    unknown_releases,
 )
 from celery_redlock.scripts.keys import keys_of
 from celery_redlock.web.html import Html, join, tag
@@ -31,9 +32,9 @@ from celery_redlock.web.html import Html, join, tag
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from celery_redlock.locks.forced_release import ForcedRelease
     from celery_redlock.operations.release import Question
     from celery_redlock.operations.scan import Scan, SeenHolder
+    from celery_redlock.records.forced_releases import Releases
 
 MOST_SEARCHED = 200
 """The characters of a search for keys."""
@@ -247,8 +248,11 @@ def node_table(seen: Scan) -> Html:
 # -- releases ----------------------------------------------------------------------
 
 
-def release_table(releases: Sequence[ForcedRelease], style: PageStyle) -> Html | None:
-    """Return the table of the latest releases by operators; None if there are none."""
+def release_list(releases: Releases, nodes: int, style: PageStyle) -> Html | None:
+    """Return the latest releases by operators, and whether there may be others.
+
+    None if there are none. ``nodes`` is the number of nodes.
+    """
     heads = [("Released", ""), ("Key", ""), ("By", ""), ("Reason", "")]
     heads += [("Holder", ""), ("Nodes", "number")]
     rows = [
@@ -262,10 +266,12 @@ def release_table(releases: Sequence[ForcedRelease], style: PageStyle) -> Html |
             _number("Nodes", str(one.nodes)),
             data_id=f"{one.key} {one.at}",
         )
-        for one in releases[:_MOST_RELEASES]
+        for one in releases.found[:_MOST_RELEASES]
     ]
     caption = "Releases by operators, the latest first"
-    return _table(caption, heads, rows) if rows else None
+    table = _table(caption, heads, rows) if rows else None
+    unknown = unknown_releases(releases, nodes)
+    return join(table, tag("p", unknown) if unknown else None) or None
 
 
 def question(asked: Question, style: PageStyle) -> Html:

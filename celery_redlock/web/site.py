@@ -40,15 +40,13 @@ from celery_redlock.operations.words import (
     unknown_text,
     votes_text,
 )
-from celery_redlock.records.forced_releases import forced_releases
+from celery_redlock.records.forced_releases import Releases, forced_releases
 from celery_redlock.web import parts
 from celery_redlock.web.guesses import Guesses
 from celery_redlock.web.html import Html, join, tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from celery_redlock.locks.forced_release import ForcedRelease
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +164,7 @@ class _Snapshot:
     """The answers of the nodes at one moment."""
 
     seen: Scan
-    releases: list[ForcedRelease]
+    releases: Releases
     at: float  # by the wall clock
     until: float  # by the monotonic clock: so long viewers share it
 
@@ -309,7 +307,8 @@ class LockPage:
             body = _card("Locks", tag("p", str(error), class_="errornote"))
             return self._page(request, "Locks", body, HTTPStatus.SERVICE_UNAVAILABLE)
         style = self._style(request)
-        releases = parts.release_table(snapshot.releases, style)
+        nodes = len(snapshot.seen.nodes)
+        releases = parts.release_list(snapshot.releases, nodes, style)
         query = {"q": pattern} if pattern else {}
         query |= {
             name: _one(fields, name) for name in ("all", "page") if name in fields

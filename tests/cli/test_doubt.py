@@ -101,6 +101,35 @@ def test_node_that_is_read_and_does_not_answer_about_a_lock_is_named(
     assert run.out.count(reason) == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "said", "known"),
+    [
+        (
+            ("show", "k"),
+            "It cannot be told whether there were releases by operators: ",
+            "released_known",
+        ),
+        (("leader",), "It cannot be told whether a beat stands by: ", "standbys_known"),
+    ],
+    ids=["show", "leader"],
+)
+@pytest.mark.parametrize("number", [1, 2])
+def test_list_that_too_few_nodes_have_told_is_not_called_empty(
+    project: Project, words: tuple[str, ...], said: str, known: str, number: int
+) -> None:
+    """A lock can be read, and of a majority the list beside it cannot."""
+    for node in project.nodes[:number]:
+        node.command("ACL", "SETUSER", "default", "-hgetall")
+
+    run, document = project.redlock(*words), project.redlock(*words, "--json").document
+
+    is_known = number == 1
+    assert run.code == 1
+    assert (f"{said}too few nodes can tell." in run.out) is not is_known
+    assert document[known] is is_known
+    assert "No beat stands by." not in run.out or is_known
+
+
 @ways_of_one_node
 def test_minority_that_cannot_tell_is_named(project: Project, way: str) -> None:
     """The majority is certain: the list is complete, and a free lock is free."""
@@ -229,7 +258,8 @@ def test_lock_without_a_ttl_stays_on_a_node_that_does_not_release_it(
 
     assert run.code == 0
     assert "Released k on 2 of 3 nodes" in run.out
-    assert "refused the connection. It keeps the lock, which has no ttl." in run.out
+    kept = "If it has the lock, the lock stays there: it has no ttl."
+    assert f"refused the connection. {kept}" in run.out
 
 
 def test_start_without_a_ttl_never_ends(project: Project) -> None:
@@ -260,6 +290,27 @@ def test_permits_that_may_be_held_are_not_counted_as_free(project: Project) -> N
     assert "imports: 0 of 4 starts in 60 s are taken for certain." in run.out
 
 
+@pytest.mark.parametrize("is_held", [True, False])
+def test_other_permit_that_may_be_held_is_not_said_to_be_in_use_or_free(
+    project: Project, is_held: bool
+) -> None:
+    """Of the first permit, a majority can tell. One node of three names the second."""
+    for limits in [(Limit("imports", 2),)] * 2:
+        project.hold("imports", limits=limits)
+    project.nodes[1].command("DEL", "redlock:lock:imports##2")
+    if not is_held:
+        for node in project.nodes:
+            node.command("DEL", "redlock:lock:imports")
+    project.kill(0)
+
+    asked = project.redlock("release", "imports", "--dry-run")
+    shown = project.redlock("show", "imports")
+
+    assert "Other permits of imports may be in use, and stay: imports##2." in asked.out
+    assert f"imports: {int(is_held)} of 2 permits in use for certain." in shown.out
+    assert shown.code == (0 if is_held else 3)
+
+
 @pytest.mark.parametrize("way", with_long(REASONS, *[*REASONS][1:]))
 @pytest.mark.long
 def test_top_shows_no_numbers_that_it_cannot_know(project: Project, way: str) -> None:
@@ -276,7 +327,7 @@ def test_top_shows_no_numbers_that_it_cannot_know(project: Project, way: str) ->
     assert document["known"] is False
     assert [document[name] for name in ("held", "taken_per_second")] == [None, None]
     assert document["freed_per_second"] is None
-    assert "Too few nodes answered to tell which locks are held: " in shown
+    assert "Too few nodes can tell which locks are held: " in shown
     assert "taken/s" not in shown
 
 

@@ -86,6 +86,25 @@ def test_explain_shows_the_permits_in_use(project: Project) -> None:
     assert [permit["kept"] for permit in starts["permits"]] == [True, True]
 
 
+def test_explain_counts_no_permits_that_nodes_may_have_forgotten(
+    project: Project,
+) -> None:
+    """A majority has restarted and answers. No number of permits is known."""
+    options = {"key": "imports", "limit": 3}
+    for _ in range(2):
+        project.hold("imports", limits=(Limit("imports", 3),))
+    for node in project.nodes[:2]:
+        node.restart()
+
+    words = ("explain", "proj.import")
+    run = project.redlock(*words, proj_import=options)
+    document = project.redlock(*words, "--json", proj_import=options).document
+
+    assert run.code == 3
+    assert "permits in use" not in run.out
+    assert (document["known"], document["limits"]) == (False, None)
+
+
 def test_explain_imports_the_modules_of_the_app(
     project: Project, tmp_path: Path
 ) -> None:

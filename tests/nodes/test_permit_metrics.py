@@ -92,6 +92,40 @@ def test_permits_of_one_key_are_gauges(
     assert [after[name, "imports"] for name in names] == [1, 2, 2, 8]
 
 
+def test_permits_that_nodes_may_have_forgotten_are_not_called_free(
+    app: Celery,
+    service: Redlock,
+    samples: Callable[[], Samples],
+    three_nodes: DevNodes,
+) -> None:
+    """A majority has restarted, answers, and cannot tell: there are no gauges."""
+    take(service, task_of(app, "imports", key="imports", limit=3))
+
+    three_nodes.nodes[0].restart()
+    of_one = samples()
+    three_nodes.nodes[1].restart()
+    of_two = samples()
+
+    assert of_one == {("permits_in_use", "imports"): 1, ("permits_free", "imports"): 2}
+    assert of_two == {}
+
+
+def test_permit_that_may_have_a_holder_is_not_called_free(
+    app: Celery,
+    service: Redlock,
+    samples: Callable[[], Samples],
+    three_nodes: DevNodes,
+) -> None:
+    """One node of three names it, one does not, and one is down."""
+    lease = take(service, task_of(app, "imports", key="imports", limit=3))
+    three_nodes.nodes[0].command("DEL", f"redlock:lock:{lease.key}")
+    three_nodes.nodes[1].kill()
+
+    found = samples()
+
+    assert found == {("permits_in_use", "imports"): 0, ("permits_free", "imports"): 2}
+
+
 def test_permits_are_gauges_by_template(
     app: Celery, service: Redlock, samples: Callable[[], Samples]
 ) -> None:

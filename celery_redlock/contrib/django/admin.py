@@ -49,6 +49,7 @@ from celery_redlock.web.parts import PageStyle
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
+    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.operations.release import Question
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class HeldLockAdmin(_ReadOnly):
                 "locks": parts.lock_list(seen, style, request.GET.dict()),
                 "limits": parts.limit_list(seen),
                 "doubts": doubts_of(seen.nodes),
-                "releases": parts.release_table(forced_releases(redlock), style),
+                "releases": _releases(redlock, None, style),
             }
         context |= extra_context or {}
         return self._page(request, "held_locks", "Held locks", context)
@@ -154,7 +155,7 @@ class HeldLockAdmin(_ReadOnly):
             "key": key,
             "question": parts.question(asked, style),
             "digests": asked.digests(),
-            "releases": parts.release_table(forced_releases(redlock, key), style),
+            "releases": _releases(redlock, key, style),
         }
         return self._page(request, "release_lock", "Release a lock?", context)
 
@@ -231,6 +232,11 @@ class OutboxMessageAdmin(_ReadOnly):
     ordering = ("written_at",)
     search_fields = ("=id", "task")
     exclude = ("body",)
+
+
+def _releases(redlock: Redlock, key: str | None, style: PageStyle) -> str | None:
+    found, nodes = forced_releases(redlock, key), len(redlock.labels)
+    return parts.release_list(found, nodes, style)
 
 
 def _local(seconds: float) -> str:

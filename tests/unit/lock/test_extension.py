@@ -511,8 +511,8 @@ def test_releases_are_listed_once_with_their_nodes(site: Site, lease: Lease) -> 
     site.redlock.release(never)
     force_release(site.redlock, site.nodes, never, 0, 1)
 
-    (found,) = forced_releases(site.redlock)
+    (found,) = forced_releases(site.redlock).found
 
     assert (found.who, found.reason, found.nodes) == ("alice", "stuck since noon", 3)
-    assert forced_releases(site.redlock, "k") == [found]
-    assert forced_releases(site.redlock, "another") == []
+    assert forced_releases(site.redlock, "k").found == [found]
+    assert forced_releases(site.redlock, "another").found == []
