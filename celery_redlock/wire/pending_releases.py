@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SECOND_SEND_AFTER = 1.0  # seconds after the first
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0  # seconds, after a refusal
 _MOST = 10_000  # releases
-_FEW, _LOOK_EVERY = 100, 0.01  # seconds between two looks at more than a few
+_FEW, _LOOK_EVERY = 100, 0.1  # seconds between two looks at more than a few
 
 
 class _PendingRelease(NamedTuple):

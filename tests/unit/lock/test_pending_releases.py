@@ -82,7 +82,7 @@ def test_finaliser_may_add_a_release_while_the_due_ones_are_listed() -> None:
     told = sent(pending, 10.0)
 
     gc.collect()
-    told += [one for one in sent(pending, 10.01) if one not in told]
+    told += [one for one in sent(pending, 10.1) if one not in told]
     assert sorted(map(str, told)) == sorted(["late", *tokens])
 
 
@@ -148,7 +148,7 @@ def test_oldest_of_too_many_releases_are_dropped() -> None:
     assert (len(told), told[0], told[-1]) == (10_000, "t5", "t10004")
 
 
-def test_many_releases_are_looked_at_a_hundred_times_a_second() -> None:
+def test_many_releases_are_looked_at_ten_times_a_second() -> None:
     """A request to a node that owes them does not pay for each of them."""
     pending = PendingReleases()
     for number in range(200):
@@ -156,8 +156,8 @@ def test_many_releases_are_looked_at_a_hundred_times_a_second() -> None:
     assert sent(pending, 10.1) == []
     pending.add(release_of("u"), now=10.1)
 
-    assert sent(pending, 10.109) == []
-    assert sent(pending, 10.111) == ["u"]
+    assert sent(pending, 10.19) == []
+    assert sent(pending, 10.21) == ["u"]
 
 
 def test_release_that_ends_while_others_are_sent_is_dropped() -> None:
