@@ -354,6 +354,48 @@ BUGS = (
         ),
         note="The fence refuses what it writes. Tests had no limit of threads there.",
     ),
+    Bug(
+        name="base-of-a-released-attempt",
+        effect=Effect.HOLDERS,
+        text="An elector that was interrupted in `campaign` released the base "
+        "of that attempt, and tried again with the same one. A node that "
+        "was away got the release after the next grant, and deleted its "
+        "lock: two candidates led.",
+        found_by=Finder.REVIEW,
+        fixed_in="c171142",
+        way=Guard(
+            "tests/unit/election/test_elector.py::"
+            "test_late_release_of_an_interrupted_attempt_ends_no_term"
+        ),
+        note="The simulator has no electors.",
+    ),
+    Bug(
+        name="value-that-begins-as-the-one-shown",
+        effect=Effect.HOLDERS,
+        text='An operator was shown the value of another program, such as "1" '
+        "or nothing, and released it. A holder that had come since, and "
+        "whose token began so, lost its lock.",
+        found_by=Finder.REVIEW,
+        fixed_in="e4cb4a5",
+        way=Guard(
+            "tests/contract/test_lock_scripts.py::"
+            "test_force_release_leaves_a_holder_alone_that_has_come_since"
+        ),
+        note="No tool has values of other programs.",
+    ),
+    Bug(
+        name="tasks-in-a-block-of-asgiref",
+        effect=Effect.HOLDERS,
+        text="`sync_to_async(block.__enter__)` gave the context of its thread "
+        "to its caller: tasks that the caller started were in its block.",
+        found_by=Finder.REVIEW,
+        fixed_in="6acf337",
+        way=Guard(
+            "tests/unit/locking/test_inside.py::"
+            "test_task_is_not_in_the_block_that_a_thread_of_asgiref_has_entered"
+        ),
+        note="No tool has threads that serve many users.",
+    ),
     # -- fences ----------------------------------------------------------------------
     Bug(
         name="raise-on-any-node",
@@ -529,6 +571,20 @@ BUGS = (
         ),
         note="No tool has two servers of which one writes into the other.",
     ),
+    Bug(
+        name="handler-of-the-log",
+        effect=Effect.LOST,
+        text="A handler of the log that raised ended the thread of the "
+        "watchdog: no lease was renewed, and the body of a lost one was "
+        "not stopped.",
+        found_by=Finder.REVIEW,
+        fixed_in="f3d66a4",
+        way=Guard(
+            "tests/unit/lock/test_watchdog_thread.py::"
+            "test_log_handler_that_raises_ends_no_renewal"
+        ),
+        note="No tool has handlers of the log.",
+    ),
     # -- jobs that are lost ----------------------------------------------------------
     Bug(
         name="revoked-member-of-a-chord",
@@ -649,6 +705,20 @@ BUGS = (
             "tests/unit/lock/test_permits.py::test_no_permit_has_the_name_of_another_key"
         ),
         note="Keys of tests had no such form.",
+    ),
+    Bug(
+        name="own-lock-met-again",
+        effect=Effect.JOB_LOST,
+        text="A process whose connections broke while it released a lock asked "
+        "for the lock again before it sent the release once more. It met "
+        "its own lock, and skipped its next call as a duplicate.",
+        found_by=Finder.REVIEW,
+        fixed_in="ae5cdf3",
+        way=Guard(
+            "tests/unit/lock/test_pending_releases.py::"
+            "test_release_that_did_not_arrive_comes_before_requests_that_wait"
+        ),
+        note="The network of the simulator resends releases first.",
     ),
     # -- jobs that run twice ---------------------------------------------------------
     Bug(
