@@ -55,6 +55,10 @@ _refusal: ContextVar[BaseException | None] = ContextVar(
 class Republished(Retry):  # type: ignore[misc]
     """Ends this copy of a call: the next one is published, and RETRY is stored."""
 
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.args = ()  # of Celery's, which has itself there: a cycle for each call
+
 
 class RepublishedUnseen(Ignore):  # type: ignore[misc]
     """Ends this copy of a call: the next one is published, and no result is stored."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import pickle
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import billiard.einfo
@@ -150,6 +152,28 @@ def ended() -> Iterator[list[tuple[str, str, BaseException]]]:
     signals.task_postrun.connect(note)
     yield ends
     signals.task_postrun.disconnect(note)
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise", "retry", "buffer_one"])
+def test_refusals_leave_no_cycle_to_the_collector(worker: Worker, policy: str) -> None:
+    """There may be thousands for one run. The context keeps the last one alone."""
+    task = worker.app.tasks[worker.leased_job(on_conflict=policy).name]
+    tracer = build_tracer(task.name, task, app=worker.app)
+    refusals: list[weakref.ref[BaseException]] = []
+
+    def note(retval: BaseException, **_: Any) -> None:
+        refusals.append(weakref.ref(retval))
+
+    signals.task_postrun.connect(note)
+    gc.disable()
+    try:
+        with worker.held():
+            for _ in range(2):
+                traced(worker, task, tracer=tracer)
+        assert refusals[0]() is None
+    finally:
+        gc.enable()
+        signals.task_postrun.disconnect(note)
 
 
 @pytest.mark.parametrize(
