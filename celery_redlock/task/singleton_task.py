@@ -209,7 +209,8 @@ class SingletonTask(_Base[P, R]):
             cls.lock_options, cls.Request = None, Task.Request
             return
         cls._read_options()
-        bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
+        own = inspect.getattr_static(cls, "run")
+        bound = not isinstance(own, (staticmethod, classmethod))
         options, name = cls.lock_options, cls.name or cls.__qualname__
         cls._rule = rule_of_body(name, cls.run, options, cls, bound=bound)
         cls.Request = _request_class_of(cls)

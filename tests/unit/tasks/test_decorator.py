@@ -191,6 +191,24 @@ def test_class_is_a_task_like_any_other(app: Celery) -> None:
     assert task.lock_key(1, "x") == task.lock_key(1, trace="y") != task.lock_key(2)
 
 
+@pytest.mark.parametrize("kind", [staticmethod, classmethod])
+def test_run_of_a_class_may_be_no_method_of_its_task(app: Celery, kind: Any) -> None:
+    """Its first parameter is an argument then, or the class, which is bound already."""
+
+    def static(number: int) -> int:
+        return number
+
+    def of_class(cls: type, number: int) -> int:
+        return number
+
+    run = kind(static if kind is staticmethod else of_class)
+    made = type("Made", (SingletonTask,), {"name": "made", "run": run})
+
+    task = app.register_task(made())
+
+    assert task.lock_key(1) == task.lock_key(number=1) != task.lock_key(2)
+
+
 def test_tasks_of_one_class_or_without_a_name_have_keys_of_their_own(
     app: Celery,
 ) -> None:
