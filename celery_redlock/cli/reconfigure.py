@@ -136,12 +136,20 @@ def _redlock(
 def _nodes_in(given: SecretUrl) -> Sequence[Any]:
     text = given.reveal()
     if text.startswith("@"):
+        name = text[1:]
         try:
-            text = Path(text[1:]).read_text(encoding="utf-8")
+            text = Path(name).read_text(encoding="utf-8-sig")
         except OSError as error:
             raise ConfigurationError(
-                f"{text[1:]} cannot be read ({error.strerror}). Nothing was done."
+                f"{name or '@'} cannot be read ({error.strerror}). Nothing was done."
             ) from None
+        except ValueError:  # its text has a part of what may be a password
+            raise ConfigurationError(
+                f"{name} cannot be read: it is no text in UTF-8. Nothing was done. "
+                "Write one node per line."
+            ) from None
+    if not text.strip():
+        raise ConfigurationError("No node is named. Nothing was done.")
     # The URL of a store may name several members with commas between, and libpq's
     # keywords have spaces. So another node begins only where a URL begins.
     nodes: list[SecretUrl | dict[str, SecretUrl]] = []

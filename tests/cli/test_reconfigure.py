@@ -156,6 +156,32 @@ def test_reconfigure_resumes_after_an_interrupt(
     assert lock(project.urls, max_ttl=7)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"redis://:s\xffecret@127.0.0.1:1/0\n", "cannot be read: it is no text in"),
+        (b"\n", "No node is named."),
+        (
+            b"\xef\xbb\xbfredis://:secret@127.0.0.1:1/0\n",
+            "Every future node must be up",
+        ),
+    ],
+    ids=["no text", "empty", "marked"],
+)
+def test_file_of_nodes_that_cannot_be_used_is_refused(
+    project: Project, tmp_path: Path, content: bytes, said: str
+) -> None:
+    """No traceback, and no part of a password. A mark of UTF-8 belongs to no URL."""
+    file = tmp_path / "nodes"
+    file.write_bytes(content)
+
+    run = project.redlock("reconfigure", "--to", f"@{file}", "--yes")
+
+    assert said in run.err
+    assert "Nothing was" in run.err
+    assert "ecret" not in run.out + run.err
+
+
 def test_reconfigure_without_a_change_is_wrong_usage(project: Project) -> None:
     """No option, an equal value and a missing file end with exit code 2."""
     nothing = project.redlock("reconfigure")
