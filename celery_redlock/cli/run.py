@@ -77,7 +77,11 @@ class _CommandAfterKey(Command):
     help="Seconds between SIGTERM and SIGKILL when the lock is lost.",
 )
 @click.option(
-    "--held-code", default=HELD, show_default=True, help="Exit code if it is held."
+    "--held-code",
+    type=click.IntRange(0, 255),
+    default=HELD,
+    show_default=True,
+    help="Exit code if it is held.",
 )
 @click.pass_obj
 def run(  # noqa: PLR0913  (the options of the command)

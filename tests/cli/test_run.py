@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.devnodes import DevNodes
     from celery_redlock.locks.redlock import Redlock
+    from tests.cli.project import Project
 
 TTL = 3.0  # seconds: renewed each second
 # Says its process id, and what it is told; ends by itself after a minute.
@@ -260,6 +261,14 @@ def test_lost_lock_ends_the_command(
     assert not is_alive(pid)
     assert "told\n" in process.logs()
     assert process.logs().endswith(f" got SIGTERM, and ended with {code}.\n")
+
+
+def test_exit_code_that_no_process_can_have_is_refused(project: Project) -> None:
+    """A shell would get another one: 44 in place of 300."""
+    run = project.redlock("run", "k", "--held-code", "300", "--", "true")
+
+    assert run.code == 2
+    assert "300 is not in the range 0<=x<=255" in run.err
 
 
 def test_command_that_ended_before_the_loss_is_not_said_to_have_got_a_signal() -> None:
