@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-def source_nodes() -> Iterator[ast.AST]:
-    """Yield all syntax nodes of the package."""
+def source_nodes(*words: str) -> Iterator[ast.AST]:
+    """Yield all syntax nodes of the files of the package that have one of the words."""
     for path in sorted(Path(celery_redlock.__path__[0]).rglob("*.py")):
-        yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        if any(word in text for word in words):
+            yield from ast.walk(ast.parse(text))
 
 
 def texts_in(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -25,17 +28,18 @@ def texts_in(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield node.value
 
 
-def _calls() -> Iterator[tuple[str, ast.Call]]:
-    for node in source_nodes():
+def _calls(*names: str) -> Iterator[tuple[str, ast.Call]]:
+    for node in source_nodes(*names):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func), node
 
 
+@functools.cache
 def finding_codes() -> set[str]:
     """Return the codes of the doctor's findings."""
     return {
         code
-        for name, call in _calls()
+        for name, call in _calls("Finding")
         if name == "Finding"
         for code in texts_in(ast.walk(call.args[0]))
     }
@@ -44,7 +48,7 @@ def finding_codes() -> set[str]:
 def log_events() -> dict[str, set[str]]:
     """Return the fields of each event of the log."""
     found: dict[str, set[str]] = {}
-    for name, call in _calls():
+    for name, call in _calls("log_fields", "self._log(", "self._fields(", "_warn_once"):
         events = list(texts_in(call.args))
         fields = {keyword.arg for keyword in call.keywords if keyword.arg}
         if name == "self._log":  # of a `NodeLog`
