@@ -108,8 +108,8 @@ def test_server_that_sends_its_greeting_byte_by_byte_is_left() -> None:
         )
     )
     try:
-        with pytest.raises(NodeUnreachable, match=r"did not answer within 0\.05 s"):
-            NodeClient(parse_node(server.url), 0.05)
+        with pytest.raises(NodeUnreachable, match=r"did not answer within 0\.1 s"):
+            NodeClient(parse_node(server.url), 0.1)
     finally:
         server.stop()
 

@@ -236,24 +236,26 @@ def test_thread_that_ends_leaves_the_subscription_of_the_next_one(
 ) -> None:
     """A waiter may come just when it has found that there is none."""
     ends = listener._background.ends  # noqa: SLF001
+    (subscription,) = listener._subscriptions  # noqa: SLF001
     runs: list[ThreadRun] = []
-    came: list[Waiter] = []
+    kept: list[Any] = []
 
     def late(run: ThreadRun, has_work: Callable[[], object]) -> bool:
         is_over = ends(run, has_work)
         if is_over and not runs:
             monkeypatch.undo()
             runs.append(run)
-            came.append(waiter_of(listener))
+            waiter = waiter_of(listener)
+            kept.extend([waiter, subscription._connection])  # noqa: SLF001
         return is_over
 
     monkeypatch.setattr(listener._background, "ends", late)  # noqa: SLF001
     monkeypatch.setattr(pubsub, "_IDLE", 0.0)
     listener.remove_waiter(waiter_of(listener))
-    until(lambda: bool(came))
+    until(lambda: bool(kept))
     assert runs[0].end.acquire(timeout=10.0)
 
-    assert listener.listening == 1
+    assert subscription._connection is kept[1]  # noqa: SLF001
     assert len(crier.channels) == 2
 
 
