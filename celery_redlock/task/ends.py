@@ -57,7 +57,7 @@ class Republished(Retry):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self.args = ()  # of Celery's, which has itself there: a cycle for each call
+        self.args = self.exc, self.when  # Celery adds itself: a cycle for each call
 
 
 class RepublishedUnseen(Ignore):  # type: ignore[misc]
