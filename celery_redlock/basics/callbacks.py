@@ -1,7 +1,7 @@
 """Calls functions of users from threads that must not end with their errors.
 
-A handler or a filter of their logging is one, too. Python's handlers raise nothing, but
-one of a project may: it sends lines to a server that is just out of reach, for example.
+Handlers and filters of logging are such functions, too. Python's own raise nothing. One
+of a project may: for example, it sends lines to a server that is out of reach.
 """
 
 from __future__ import annotations

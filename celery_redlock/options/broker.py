@@ -359,7 +359,7 @@ def broker_errors(app: Celery) -> tuple[type[BaseException], ...]:
 
 
 def silence_of(error: BaseException) -> str:
-    """Return in a clause why the broker could not be asked, after such an error."""
+    """Return why the broker could not be asked, as a clause, after `broker_errors`."""
     is_up = isinstance(error, PublishingStopped)
     fact = "takes no messages" if is_up else "did not answer"
     return f"the broker {fact} ({printable_line(str(error), MOST_TOLD).rstrip('.')})"

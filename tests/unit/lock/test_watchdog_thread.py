@@ -249,8 +249,8 @@ class Broken(FakeNodes):
         super().send(*requests)
 
 
-def test_thread_survives_an_unexpected_error(caplog: pytest.LogCaptureFixture) -> None:
-    """An error in one step is logged, and the thread renews after it."""
+def renew_after_an_error() -> None:
+    """Have a watchdog renew a lease after a step that failed."""
     nodes = Broken(3, clock=SYSTEM_CLOCK)
     redlock = nodes.redlock(ttl=60.0)
     watchdog = Watchdog(redlock)
@@ -261,6 +261,11 @@ def test_thread_survives_an_unexpected_error(caplog: pytest.LogCaptureFixture) -
 
     wait(renewed)
     watchdog.stop()
+
+
+def test_thread_survives_an_unexpected_error(caplog: pytest.LogCaptureFixture) -> None:
+    """An error in one step is logged, and the thread renews after it."""
+    renew_after_an_error()
 
     assert "The watchdog had an error and continues." in caplog.text
 
@@ -268,16 +273,7 @@ def test_thread_survives_an_unexpected_error(caplog: pytest.LogCaptureFixture) -
 @pytest.mark.usefixtures("failing_log")
 def test_log_handler_that_raises_ends_no_renewal() -> None:
     """A handler whose server is away may fail just when nodes are away, too."""
-    nodes = Broken(3, clock=SYSTEM_CLOCK)
-    redlock = nodes.redlock(ttl=60.0)
-    watchdog = Watchdog(redlock)
-    renewed = threading.Event()
-    lease = redlock.acquire("k")
-    nodes.broken = 1
-    watchdog.watch(lease, on_renewed=lambda *_: renewed.set(), renew_every=RENEW_EVERY)
-
-    wait(renewed)
-    watchdog.stop()
+    renew_after_an_error()
 
 
 @pytest.mark.usefixtures("failing_log")
