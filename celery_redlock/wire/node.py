@@ -243,7 +243,8 @@ class Node:
         if not self.unfit_because:
             for request in self._pending_releases.due(self._clock.monotonic()):
                 self.send((request,))
-        while self._backlog:
+        # Each of them once: if the connection ends now, those that are left join anew.
+        for _ in range(len(self._backlog)):
             request = self._backlog[0]
             if request.ballot.votes[self._index] is None:
                 self.send((request,))

@@ -12,6 +12,7 @@ from celery_redlock.scripts import RELEASE
 from celery_redlock.wire.pending_releases import PendingReleases
 from celery_redlock.wire.requests import ScriptRequest, majority_answered
 from tests.unit.lock.sockets import (
+    CONNECT_TIMEOUT,
     Connection,
     Sock,
     Stage,
@@ -249,6 +250,32 @@ def test_release_that_did_not_arrive_comes_before_requests_that_wait(
     stage.arrive()
 
     assert bytes(again.sock.sent) == freed.packed_source() + waits.packed_source()
+
+
+def test_releases_whose_connection_ends_while_the_next_one_is_made_wait_for_it(
+    stage: Stage, sock: Sock
+) -> None:
+    """The first fails with the connection, and the others wait; none is sent for ever.
+
+    The simulator's seed 4033830: a node was late, a second connection was being made,
+    and the first ended while releases were sent again.
+    """
+    freed = [release(stage.clock, key=key) for key in ("a", "b")]
+    stage.ask(*freed)
+    stage.answers(ErrorReply("BUSY"), ErrorReply("BUSY"))
+    stage.sends("late")
+    again = stage.next_connection()
+    stage.node.mark_suspect(stage.clock.monotonic())
+    stage.clock.advance(CONNECT_TIMEOUT + 0.01)
+    stage.maintain()  # begins the second connection
+    let_connect(stage.node)
+    sock.failure = ConnectionResetError("reset")
+
+    stage.node.send_backlog()
+
+    stage.clock.advance(0.5)
+    stage.arrive()
+    assert [command[3] for command in commands(again.sock.sent)] == [b"a", b"b"]
 
 
 PASSING = ["BUSY", "LOADING", "NOREPLICAS", "OOM", "READONLY", "NOPERM"]
