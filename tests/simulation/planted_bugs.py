@@ -599,8 +599,8 @@ def _wrong_request() -> _Patches:
     ) -> None:
         right(self, asked, packed)
         pending: Any = self.pending
-        if len(pending) > 1:
-            pending[-1], pending[-2] = pending[-2], pending[-1]
+        if len(pending) > 1 and pending[-1].call[0] is pending[-2].call[0]:
+            pending[-1], pending[-2] = pending[-2], pending[-1]  # of one script
 
     return [(node.Node, "send", send)]
 
