@@ -205,12 +205,12 @@ def test_reasons_name_each_node_that_gave_no_vote() -> None:
 
 def test_reasons_give_the_same_advice_once() -> None:
     """It follows on the last of these nodes, and not in the middle of their names."""
-    late, down = "is late; look at it", "is down; start it"
+    late, down = "is late; look at it; wait", "is down; start it"
     reasons = (late, late, down, "refused", down)
     votes = (Vote(VoteKind.SILENT, reason=reason) for reason in reasons)
 
     assert ballot_of(tuple(votes)).reasons() == (
-        "node-0 is late, node-1 is late; look at it, node-2 is down; start it, "
+        "node-0 is late, node-1 is late; look at it; wait, node-2 is down; start it, "
         "node-3 refused, node-4 is down; start it"
     )
 
