@@ -307,7 +307,8 @@ class _OnceRun:
         """
         call, backend = self._call, self._call.task.backend
         request = call.request
-        is_wanted = call.keeps_result() or request.chain or request.callbacks
+        goes_on = request.chain or request.callbacks or request.chord
+        is_wanted = call.keeps_result() or goes_on
         if state == states.SUCCESS and not is_wanted:
             result = None  # Celery stores nothing, and a body may return anything
         encoded = backend.encode_result(result, state)

@@ -30,6 +30,7 @@ from celery_redlock import ConfigurationError, LockLost, Outbox, StaleFence
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.contrib.sqlalchemy import current_session
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.effects import exactly_once
 from celery_redlock.effects.call_records import PruneTask
 from celery_redlock.policies import Abort, Warn
@@ -82,6 +83,13 @@ def session_rows(sqlite: str) -> Iterator[SqlAlchemyLedger]:
     ledger = SqlAlchemyLedger(sqlite)
     yield ledger
     ledger.clear()
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[DevNodes]:
+    """Give a Redis of its own."""
+    with DevNodes(1, initialize=False) as nodes:
+        yield nodes
 
 
 @dataclass(eq=False)
@@ -440,6 +448,25 @@ def test_chain_goes_on_with_the_recorded_result(
     sent = [headers["id"] for headers, _ in worker.published]
     assert sent == [rest.id, rest.id]
     assert [body[0] for _, body in worker.published] == [[[name]], [[name]]]
+
+
+def test_chord_is_given_the_recorded_result_of_a_member_that_stores_none(
+    worker: Worker, ledger: Ledger, name: str, redis: DevNodes
+) -> None:
+    """Its process is killed after the commit, and before Celery counts it."""
+    worker.app.conf.result_backend = redis.urls[0]
+    add = adding(worker, ledger, ignore_result=True)
+    member = {"id": name, "group": name, "group_index": 0, "chord": dict(add.s())}
+    backend = add.backend
+    worker.run(add, name, **member)
+    for counted in (".j", ".d"):
+        backend.client.delete(backend.get_key_for_group(name, counted))
+    backend.set_chord_size(name, 1)
+
+    worker.redeliver(add, name, **member)
+
+    assert [arguments for _, (arguments, *_) in worker.published] == [[[[name]]]]
+    assert add.runs == [name]
 
 
 # -- Two transactions, no record yet -------------------------------------------------
