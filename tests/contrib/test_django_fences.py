@@ -342,6 +342,8 @@ def test_fence_is_not_set_like_other_columns(shop: Shop) -> None:
         rows.bulk_update([row], ["fence"])
     with pytest.raises(ConfigurationError, match="cannot be set like others"):
         rows.bulk_create([row], update_fields=["fence"], **upsert)
+    with pytest.raises(ConfigurationError, match="cannot be set like others"):
+        rows.bulk_create([row], None, False, True, ["fence"], ["id"])  # noqa: FBT003
 
     assert stored(row) == ("new", 7)
 

@@ -71,6 +71,10 @@ if TYPE_CHECKING:
     from celery_redlock.locks.lease import Lease
 
 _SAVE_ARGS = ("force_insert", "force_update", "using", "update_fields")
+_BULK_CREATE_ARGS = (
+    *("batch_size", "ignore_conflicts", "update_conflicts"),
+    *("update_fields", "unique_fields"),
+)
 
 
 def _refuse_to_set_fence(fields: Iterable[str]) -> None:
@@ -185,8 +189,9 @@ class FencedQuerySet(models.QuerySet):
         With ``update_conflicts``, the ``update_fields`` must not contain ``fence``:
         Django cannot make that update conditional.
         """
+        options.update(zip(_BULK_CREATE_ARGS, args, strict=False))
         _refuse_to_set_fence(options.get("update_fields") or ())
-        return super().bulk_create(objs, *args, **options)
+        return super().bulk_create(objs, **options)
 
 
 class FencedModel(models.Model):
