@@ -13,6 +13,7 @@ from sqlalchemy.orm import (
     Mapped,
     Session,
     configure_mappers,
+    load_only,
     mapped_column,
 )
 from sqlalchemy.orm.exc import StaleDataError
@@ -199,6 +200,28 @@ def test_fence_alone_can_be_raised(session: Session) -> None:
     session.commit()
 
     assert row.fence == 7
+
+
+def test_row_loaded_without_its_fence_needs_one(session: Session) -> None:
+    """The flush would load the fence of a later holder, and write under that."""
+    number = add(session, Invoice(text="new", fence=7)).id
+    row = session.get_one(Invoice, number)
+    row.text = "after a commit"
+    session.commit()
+    session.expunge_all()
+    row = session.get_one(Invoice, number, options=[load_only(Invoice.text)])
+
+    row.text = "late"
+    with pytest.raises(ConfigurationError, match="loaded without its fence"):
+        session.commit()
+    session.rollback()
+    session.expunge_all()
+    row = session.get_one(Invoice, number, options=[load_only(Invoice.text)])
+    with fenced(session, 7):
+        row.text = "mine"
+    session.commit()
+
+    assert (row.text, row.fence) == ("mine", 7)
 
 
 def test_delete_compares_too(session: Session) -> None:

@@ -31,7 +31,8 @@ likes.
 a flush without either                      under the fence that the row had when
                                             it was loaded: it is refused if a later
                                             holder has written since, and never
-                                            lowers the fence
+                                            lowers the fence. A row that a commit
+                                            has expired is loaded by the flush
 ``update_fenced(session, stmt, lease)``     one UPDATE of many rows; all or nothing
 ``session.execute(update(Invoice)...)``     as SQLAlchemy does it: unfenced
 ==========================================  ======================================
@@ -202,8 +203,16 @@ def _claim_if_written(mapper: Mapper[Any], connection: Connection, target: Any) 
 def _claim(mapper: Mapper[Any], connection: Connection, target: Any) -> None:
     """Raise the row's fence to the target's, and lock the row; or refuse."""
     column: Any = mapper.version_id_col
+    state = inspect(target)
+    if "fence" not in state.dict and "fence" not in state.expired_attributes:
+        raise ConfigurationError(
+            f"{type(target).__name__} {state.identity} was loaded without its fence, "
+            "so a later holder may have written it since. Nothing was written. Write "
+            "it in `with fenced(session, lease):`, or load it without load_only() or "
+            "defer()."
+        )
     number = fence_number(target.fence)
-    keys, identity = column.table.primary_key, inspect(target).identity
+    keys, identity = column.table.primary_key, state.identity
     row = [key == value for key, value in zip(keys, identity, strict=True)]
     claim = update(column.table).where(*row, column <= number).values({column: number})
     if connection.execute(claim).rowcount == 0:
