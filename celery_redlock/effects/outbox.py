@@ -61,7 +61,6 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 100  # messages that are taken together
 _TAKEN = 30.0  # seconds for which messages are taken
 _PUBLISHING = 10.0  # of them; then the rest is free again
-_MOST_KEPT = 1000  # messages that cannot be published, of one run
 _GRACE = 10.0  # seconds for the process that has committed to publish its messages
 _OPTIONS = (
     *("countdown", "eta", "expires", "queue", "exchange", "routing_key", "priority"),
@@ -129,7 +128,7 @@ class MessageStore(Protocol):
         until: datetime,
         ids: Collection[str] | None = None,
         before: datetime | None = None,
-        but: Collection[str] = (),
+        after: OutboxMessage | None = None,
     ) -> list[OutboxMessage]:
         """Return committed messages that no process has taken, and take them.
 
@@ -140,7 +139,7 @@ class MessageStore(Protocol):
             until: When they are free again, if they are still there.
             ids: Only these; all if None.
             before: Only those that were written before.
-            but: None of these.
+            after: Only those that come after it in their order.
         """
 
     def finish(
@@ -276,13 +275,10 @@ class Outbox:
             How many were published.
         """
         before = now() - timedelta(seconds=grace)
-        published, kept = 0, set[str]()
-        while len(kept) < _MOST_KEPT:
-            run = self._publish(app or self.app, before=before, but=kept)
+        published, run = 0, _Batch(untried=[], is_last=False)
+        while not (run.is_last or run.outage):
+            run = self._publish(app or self.app, before=before, after=run.tried)
             published += len(run.published)
-            kept.update(run.kept)
-            if run.is_last or run.outage:
-                break
         return published
 
     def waiting(self) -> Waiting:
@@ -332,7 +328,8 @@ class Outbox:
         """Publish a batch of messages, and delete the confirmed ones."""
         until = now() + timedelta(seconds=_TAKEN)
         messages = self._store.take(_AT_ONCE, until=until, **which)
-        run = _Batch(untried=list(messages), is_last=len(messages) < _AT_ONCE)
+        is_last = len(messages) < _AT_ONCE
+        run = _Batch(untried=list(messages), is_last=is_last, tried=which.get("after"))
         end = SYSTEM_CLOCK.monotonic() + _PUBLISHING
         try:
             while run.untried and not run.outage and SYSTEM_CLOCK.monotonic() < end:
@@ -346,7 +343,7 @@ class Outbox:
     def _publish_next(self, app: Celery, run: _Batch) -> None:
         message = run.untried[0]
         error = _publish(app, message)
-        run.untried.pop(0)
+        run.tried = run.untried.pop(0)
         if error is None:
             run.published.append(message.id)
             return
@@ -375,6 +372,7 @@ class _Batch:
 
     Attributes:
         is_last: No others wait.
+        tried: The last one that was tried, here or before.
         published: The ids of those that the broker has.
         kept: The ids of those that could not be published.
         outage: Why no other can be published now, either.
@@ -382,6 +380,7 @@ class _Batch:
 
     untried: list[OutboxMessage]
     is_last: bool
+    tried: OutboxMessage | None = None
     published: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     outage: Exception | None = None

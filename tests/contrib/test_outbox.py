@@ -365,6 +365,28 @@ def test_message_that_cannot_be_published_stops_no_other(  # noqa: PLR0913, PLR0
     assert outbox.waiting().messages == 1
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.long
+def test_many_messages_that_cannot_be_published_stop_no_other(
+    worker: Worker,
+    ledger: Ledger,
+    outbox: Outbox,
+    ship: Any,
+    dies_after_commit: pytest.MonkeyPatch,
+) -> None:
+    """They wait for one queue that is full, and the last one for another."""
+    with ledger.transaction() as session:
+        for _ in range(1001):
+            outbox.send(ship, ("bad",), session=session, queue="a queue")
+        good = outbox.send(ship, ("good",), session=session)
+    worker.app.conf.task_create_missing_queues = False
+
+    assert outbox.publish(grace=0.0) == 1
+
+    assert [found for found, _ in deliver(worker)] == [good.id]
+    assert outbox.waiting().messages == 1001
+
+
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 @pytest.mark.long
 def test_two_processes_publish_a_message_once(

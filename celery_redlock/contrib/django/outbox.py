@@ -80,16 +80,19 @@ class DjangoMessages:
         until: datetime,
         ids: Collection[str] | None = None,
         before: datetime | None = None,
-        but: Collection[str] = (),
+        after: OutboxMessage | None = None,
     ) -> list[OutboxMessage]:
         """Return committed messages that no process has taken, and take them."""
         is_free = Q(taken_until=None) | Q(taken_until__lte=as_moment(now()))
-        rows = self._rows().filter(is_free).exclude(pk__in=but)
-        rows = rows.order_by("written_at", "id")
+        rows = self._rows().filter(is_free).order_by("written_at", "id")
         if ids is not None:
             rows = rows.filter(pk__in=ids)
         if before is not None:
             rows = rows.filter(written_at__lt=as_moment(before))
+        if after is not None:
+            at = as_moment(after.written_at)
+            later = Q(written_at__gt=at) | Q(written_at=at, pk__gt=after.id)
+            rows = rows.filter(later)
         features = connections[self._alias].features
         if features.has_select_for_update:
             rows = rows.select_for_update(

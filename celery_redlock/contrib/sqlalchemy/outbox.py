@@ -32,6 +32,7 @@ from sqlalchemy import (
     insert,
     or_,
     select,
+    tuple_,
     update,
 )
 from sqlalchemy.orm import Session, scoped_session
@@ -81,6 +82,7 @@ def outbox_table(metadata: MetaData) -> Table:
 
 _TABLE = outbox_table(MetaData())
 _COLUMNS = [_TABLE.c[field.name] for field in fields(OutboxMessage)]
+_PLACE = tuple_(_TABLE.c.written_at, _TABLE.c.id)
 _IN_ORDER = select(*_COLUMNS).order_by(_TABLE.c.written_at, _TABLE.c.id)
 
 
@@ -137,13 +139,13 @@ class SqlAlchemyMessages:
         until: datetime,
         ids: Collection[str] | None = None,
         before: datetime | None = None,
-        but: Collection[str] = (),
+        after: OutboxMessage | None = None,
     ) -> list[OutboxMessage]:
         """Return committed messages that no process has taken, and take them."""
         free = or_(_TABLE.c.taken_until.is_(None), _TABLE.c.taken_until <= now())
         rows = _IN_ORDER.where(free).limit(most).with_for_update(skip_locked=True)
-        if but:
-            rows = rows.where(_TABLE.c.id.not_in(but))
+        if after is not None:
+            rows = rows.where(tuple_(after.written_at, after.id) < _PLACE)
         if ids is not None:
             rows = rows.where(_TABLE.c.id.in_(ids))
         if before is not None:
