@@ -18,13 +18,14 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from celery import Task, states
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.options.lock_options import lock_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from celery import Celery
@@ -170,6 +171,25 @@ def is_in_transaction(raw: object) -> bool:
     return status is None or bool(status != _IDLE)
 
 
+def in_each(databases: Iterable[_T], do: Callable[[_T], int]) -> int:
+    """Do this in each database, and return the sum of what it returns.
+
+    One that fails keeps no other from its turn; its error is raised after the last.
+    """
+    total, errors = 0, list[Exception]()
+    for database in databases:
+        try:
+            total += do(database)
+        except Exception as error:  # noqa: PERF203  (each has its own)
+            if isinstance(error, SoftTimeLimitExceeded):
+                raise
+            log.exception("A database could not be used. The others have their turn.")
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return total
+
+
 def delete_old_records(app: Celery) -> int:
     """Delete the records of an app's tasks whose time is over, and return how many.
 
@@ -179,10 +199,15 @@ def delete_old_records(app: Celery) -> int:
     for task in lock_tasks(app):
         if (database := task.lock_options.exactly_once_in) is not None:
             stores[database] = runtime_of(app).options(task).records
-    deleted, than = 0, now()
-    for store in stores.values():
+    than = now()
+
+    def delete_in(store: RecordStore) -> int:
+        deleted = 0
         while count := store.delete_older(than, AT_ONCE):
             deleted += count
+        return deleted
+
+    deleted = in_each(stores.values(), delete_in)
     log.info("%d old records of calls were deleted.", deleted)
     return deleted
 

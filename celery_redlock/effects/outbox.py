@@ -45,7 +45,7 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.basics.text import check_id
-from celery_redlock.effects.call_records import now, register
+from celery_redlock.effects.call_records import in_each, now, register
 from celery_redlock.effects.stored import MOST_NAMED, loaded, stored
 from celery_redlock.errors import ConfigurationError, LeaseError
 from celery_redlock.options.exactly_once import check_database, open_store
@@ -396,15 +396,16 @@ def outboxes_of(app: Celery) -> list[Outbox]:
 
 def publish_outboxes(app: Celery, *, grace: float = _GRACE) -> int:
     """Publish what waits in the outboxes of an app, and return how many that were."""
-    published = 0
-    for outbox in outboxes_of(app):
+
+    def publish(outbox: Outbox) -> int:
         count = outbox.publish(grace=grace, app=app)
-        published += count
         if count:
             text = "Published %d messages of %s that no process had published."
             extra = log_fields("outbox-published", messages=count)
             log.info(text, count, outbox, extra=extra)
-    return published
+        return count
+
+    return in_each(outboxes_of(app), publish)
 
 
 class PublishOutboxTask(Task):

@@ -23,6 +23,7 @@ from django.test import override_settings
 from kombu.exceptions import EncodeError
 from kombu.utils.uuid import uuid
 from sqlalchemy import NullPool, create_engine
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -1225,6 +1226,23 @@ def test_prune_deletes_what_is_not_kept_any_more(
     assert prune.run() == 0
     ledger.change_records(keep_until=LONG_AGO)
     assert prune.run() == 1
+    assert ledger.records() == []
+
+
+def test_prune_goes_on_where_a_database_is_away(
+    worker: Worker, ledger: Ledger, name: str, tmp_path: Path
+) -> None:
+    """It deletes what it can, and then fails with the error of the other one."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'away' / 'db'}")
+    add = adding(worker, ledger)
+    for task in ("first", "last"):  # in the order of names, `job` is between
+        adding(worker, ledger, name=task, exactly_once_in=lambda: Session(engine))
+    worker.run(add, name)
+    ledger.change_records(keep_until=LONG_AGO)
+
+    with pytest.raises(OperationalError, match="unable to open"):
+        worker.app.tasks[PruneTask.name].run()
+
     assert ledger.records() == []
 
 

@@ -21,6 +21,7 @@ from kombu import serialization
 from kombu.exceptions import EncodeError, OperationalError
 from pydantic import BaseModel
 from sqlalchemy import MetaData, NullPool, create_engine, make_url
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from celery_redlock import ConfigurationError, LockLost, Outbox
@@ -385,6 +386,28 @@ def test_many_messages_that_cannot_be_published_stop_no_other(
 
     assert [found for found, _ in deliver(worker)] == [good.id]
     assert outbox.waiting().messages == 1001
+
+
+def test_database_that_is_away_keeps_no_other_waiting(  # noqa: PLR0913, PLR0917
+    worker: Worker,
+    ledger: Ledger,
+    outbox: Outbox,
+    ship: Any,
+    dies_after_commit: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The periodic task publishes what it can, and then fails with that error."""
+    away = sessionmaker(create_engine(f"sqlite:///{tmp_path / 'away' / 'db'}"))
+    dies_after_commit.setattr(away, "__qualname__", "A", raising=False)
+    first = Outbox(away, app=worker.app)
+    with ledger.transaction() as session:
+        result = outbox.send(ship, ("a",), session=session)
+
+    with pytest.raises(DBAPIError, match="unable to open"):
+        publish_outboxes(worker.app, grace=0.0)
+
+    assert outboxes_of(worker.app) == [first, outbox]
+    assert [found for found, _ in deliver(worker)] == [result.id]
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
