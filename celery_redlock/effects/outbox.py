@@ -223,7 +223,8 @@ class Outbox:
             TypeError: The arguments do not fit the task.
             ValueError: Nodes cannot store the ``task_id``; or it, or the name of the
                 task, has more than 255 characters or a NUL.
-            ConfigurationError: An option cannot be stored, or no transaction is known.
+            ConfigurationError: An option cannot be stored, ``accept_content`` does not
+                name the serializer, or no transaction is known.
             kombu.exceptions.EncodeError: An argument cannot be serialized.
         """
         if isinstance(task, Signature):
@@ -249,6 +250,14 @@ class Outbox:
         _check_storable("name of the task", name)
         call = [args, kwargs, _with_fixed_times(options)]
         body, kind, encoding = stored(call, serializer or app.conf.task_serializer)
+        accept = _accepted_by(self.app)
+        if accept is not None and kind not in accept:
+            raise ConfigurationError(
+                f"Outbox.send() stores this call as {kind}, and accept_content does "
+                "not name that serializer: the message could never be published. "
+                "Nothing was written. Add it to accept_content, or leave out "
+                "serializer=."
+            )
         message = OutboxMessage(
             id=task_id,
             task=name,
@@ -431,10 +440,10 @@ for _app in _get_active_apps():
 
 def _publish(app: Celery, message: OutboxMessage) -> Exception | None:
     """Publish a message, or return why it could not be published."""
-    accept = prepare_accept_content(app.conf.accept_content)  # type: ignore[no-untyped-call]
     task = app.tasks.get(message.task)
     try:
         kind, encoding = message.content_type, message.content_encoding
+        accept = _accepted_by(app)
         args, kwargs, options = loaded(message.body, kind, encoding, accept)
         options["task_id"] = message.id
         with confirmed(app) as sure:
@@ -447,6 +456,12 @@ def _publish(app: Celery, message: OutboxMessage) -> Exception | None:
     except Exception as error:  # noqa: BLE001  (each broker has its own)
         return error
     return None
+
+
+def _accepted_by(app: Celery) -> set[str] | None:
+    """Return the content types of messages that an app reads; None for all."""
+    accept: set[str] | None = prepare_accept_content(app.conf.accept_content)  # type: ignore[no-untyped-call]
+    return accept
 
 
 def _check_storable(what: str, text: str) -> None:

@@ -540,6 +540,19 @@ def test_arguments_go_by_the_serializer_of_the_task(
     assert deliver(worker) == [(result.id, [["a"], {}])]
 
 
+def test_serializer_that_is_not_accepted_is_an_error_before_the_commit(
+    ledger: Ledger, outbox: Outbox, ship: Any
+) -> None:
+    """No process could read the message from its row, and publish it."""
+    with (
+        ledger.transaction() as session,
+        pytest.raises(ConfigurationError, match="accept_content"),
+    ):
+        outbox.send(ship, ("a",), session=session, serializer="pickle")
+
+    assert outbox.waiting() == EMPTY
+
+
 class Order(BaseModel):
     """An argument of a task with ``pydantic=True``."""
 
