@@ -292,7 +292,8 @@ class _OnceRun:
         )
         backend = self._call.task.backend
         kind, encoding = found.content_type, found.content_encoding
-        value = loaded(found.result, kind, encoding, backend.accept)
+        accept = backend.accept and {*backend.accept, backend.content_type}
+        value = loaded(found.result, kind, encoding, accept)
         if found.state == states.SUCCESS:
             return value
         raise backend.exception_to_python(value)

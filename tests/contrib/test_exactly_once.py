@@ -451,6 +451,21 @@ def test_chain_goes_on_with_the_recorded_result(
     assert [body[0] for _, body in worker.published] == [[[name]], [[name]]]
 
 
+def test_chain_goes_on_with_a_result_whose_serializer_is_not_accepted(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """The worker reads what it has written itself."""
+    worker.app.conf.result_serializer = "pickle"
+    add = adding(worker, ledger, ignore_result=True)
+    rest = dict(add.s().set(task_id=uuid()))
+
+    for _ in range(2):
+        worker.redeliver(add, name, id=worker.call_id, chain=[rest])
+
+    assert [body[0] for _, body in worker.published] == [[[name]], [[name]]]
+    assert add.runs == [name]
+
+
 def test_chord_is_given_the_recorded_result_of_a_member_that_stores_none(
     worker: Worker, ledger: Ledger, name: str, redis: DevNodes
 ) -> None:
