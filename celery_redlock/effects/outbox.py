@@ -214,7 +214,7 @@ class Outbox:
             kwargs: Its keyword arguments.
             session: SQLAlchemy: the session whose commit publishes the message; that
                 of the call by default, in a task with ``exactly_once_in``.
-            **options: As for ``apply_async``. A countdown begins now.
+            **options: As for ``apply_async``. A countdown and an expiry begin now.
 
         Returns:
             The result that the task will have. Its id is fixed now.
@@ -243,6 +243,7 @@ class Outbox:
         if not isinstance(task, str):
             name, app = task.name, task.app
             serializer = serializer or task.serializer
+            options.setdefault("expires", task.expires)  # begins now, too
             args, kwargs = _as_sent(task, args, kwargs, serializer)
         task_id = options.pop("task_id", None) or uuid()
         check_id(task_id)

@@ -509,6 +509,26 @@ def test_countdown_begins_when_the_message_is_written(
         assert before + span <= moment <= after + span
 
 
+def test_expiry_of_the_task_begins_when_the_message_is_written(
+    worker: Worker, ledger: Ledger, outbox: Outbox, dies_after_commit: object
+) -> None:
+    """Else a message that has waited for the broker would run after its time."""
+
+    @worker.app.task(name="pack", shared=False, expires=3600)
+    def pack() -> None:
+        """Do nothing."""
+
+    with ledger.transaction() as session:
+        outbox.send(pack, session=session)
+    written = dt.datetime.now(dt.timezone.utc)
+    outbox.publish(grace=0.0)
+
+    worker.collect()
+    ((headers, _),) = worker.published
+    expires = dt.datetime.fromisoformat(headers["expires"])
+    assert expires <= written + dt.timedelta(hours=1)
+
+
 @pytest.fixture
 def packed() -> Iterator[str]:
     """Give the name of a serializer that makes bytes."""
