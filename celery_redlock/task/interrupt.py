@@ -20,8 +20,9 @@ that catches the error and goes on has to be interrupted again.
 
 In a pool's process Celery's soft time limit uses the same signal. It reaches the
 interruptible call as always, and a wait that is given to ``time_limited``. A limit that
-arrives while the lock is acquired or released takes effect after that. When a task has
-ended in an error, or was republished, no limit has an effect until the next one begins.
+arrives while the lock is acquired takes effect after that. One that arrives when the
+body has ended, such as in a commit or a release, has no effect. When a task has ended
+in an error, or was republished, no limit has an effect until the next one begins.
 """
 
 from __future__ import annotations
@@ -198,13 +199,15 @@ class _BySignal(Interrupter):
         _signal_handler.is_blocked = self._was_blocked
         if _signal_handler.is_blocked:
             return
-        if error[0] and self._ends_task:
+        if not self._ends_task:
+            _signal_handler.unblock()
+            return
+        # The task has ended in time. What it did is committed, or its lock released.
+        _signal_handler.has_pending = False
+        if error[0]:
             # The error is the result of the task. While billiard sends that, a limit
             # would make a `MaybeEncodingError` of it.
-            _signal_handler.has_pending = False
             _signal_handler.is_over = True
-        else:
-            _signal_handler.unblock()
 
     def _turn_on(self) -> None:
         self.is_on = True

@@ -170,6 +170,23 @@ def test_process_frozen_before_the_commit_is_rolled_back(
     assert first.result == key
 
 
+def test_soft_limit_that_is_over_in_the_commit_has_no_effect(
+    here: Deployment, engine: Engine, key: str
+) -> None:
+    """The body has returned in time, so its result stands, as the record says."""
+    name = f"soft-{key}"
+    add_rows(engine, name)
+    result = here.send("once", key, name, "waits")
+    until(lambda: here.stage.notes(f"{key}-{name}", "committed"))
+    (run,) = here.stage.runs(key)
+
+    os.kill(run.pid, signal.SIGUSR1)  # as billiard does when the limit is over
+    here.stage.open(key)
+
+    assert result.get(timeout=60) == name
+    assert values(engine, name) == [1]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["DownOnce", "DownTwice"])
 def test_result_that_cannot_be_stored_is_stored_by_the_next_copy(

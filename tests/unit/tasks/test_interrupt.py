@@ -246,18 +246,21 @@ def test_child_gets_a_soft_limit_that_came_too_early_with_the_body() -> None:
     assert said == ["taken", "limit"]
 
 
-def test_child_gets_a_soft_limit_that_came_late_after_the_release() -> None:
-    """A soft limit during the release is raised after the release."""
+def test_soft_limit_that_comes_when_the_body_has_ended_is_dropped() -> None:
+    """The body has returned in time: its result stands. The next task has a limit."""
     said = say_in_child(
         """
         with guard:
             guard.interruptible(lambda: print("body"))
             limit()
             print("released")
+        print("result")
+        with guard:
+            guard.interruptible(limit)
         """
     )
 
-    assert said == ["body", "released", "limit"]
+    assert said == ["body", "released", "result", "limit"]
 
 
 def test_child_that_has_failed_keeps_its_own_error() -> None:
