@@ -38,10 +38,6 @@ AT_ONCE = 1000  # records that one transaction deletes
 _IDLE = 0  # libpq's word for a connection that is in no transaction
 
 
-class RecordTaken(Exception):  # noqa: N818  (an outcome; it leaves this package never)
-    """Another transaction has written the record since it was looked up."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
     """A call that has been done.
@@ -119,9 +115,11 @@ class RecordStore(Protocol):
     def write(self, record: CallRecord, over: CallRecord | None) -> None:
         """Write a record in the transaction, in place of an outdated one.
 
+        That one may be gone: `delete_older` has deleted it.
+
         Raises:
-            RecordTaken: That record has been replaced since.
-            Exception: Another error of the database: roll back, and look again.
+            Exception: There is another record, or the database has failed: roll back,
+                and look again.
         """
 
     def delete_older(self, than: datetime, most: int) -> int:

@@ -225,15 +225,15 @@ class _OnceRun:
                 self._write_and_roll_back(record, found, before)
         except Exception:
             found = self._look()
-            if found == before:  # another error than that of a record that is there
+            if found in (None, before):  # not the error of a record that is there
                 raise
         return found
 
     def _write_and_roll_back(
         self, record: CallRecord, found: CallRecord | None, before: CallRecord | None
     ) -> NoReturn:
-        if found == before:
-            self._records.write(record, before)  # waits for an undecided transaction
+        if found in (None, before):
+            self._records.write(record, found)  # waits for an undecided transaction
         raise _RollBack
 
     def _decided(

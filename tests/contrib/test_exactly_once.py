@@ -33,7 +33,7 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.contrib.sqlalchemy import current_session
 from celery_redlock.devnodes import DevNodes
 from celery_redlock.effects import exactly_once
-from celery_redlock.effects.call_records import PruneTask
+from celery_redlock.effects.call_records import PruneTask, now
 from celery_redlock.policies import Abort, Warn
 from celery_redlock.task.call import Call
 from tests.contrib.ledgers import (
@@ -41,6 +41,7 @@ from tests.contrib.ledgers import (
     Ledger,
     SqlAlchemyLedger,
     closing_connections,
+    elsewhere,
 )
 from tests.contrib.storages import default_database, use_django
 from tests.harness.standby import held_commits, hold_commits, let_commits_go
@@ -947,6 +948,54 @@ def test_call_with_the_same_key_runs_after_the_time(
     assert ledger.count(name) == 2
     (record,) = ledger.records()
     assert record["task_id"] == results[0].id
+
+
+@overlapping
+def test_record_of_the_key_may_be_deleted_while_the_body_runs(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """`prune` deletes one that counts no more, and the run writes its own."""
+
+    @worker.task(
+        exactly_once_in=ledger.database, exactly_once_per="key", exactly_once_for=DAY
+    )
+    def add() -> None:
+        ledger.add(name)
+        if ledger.count(name):
+            elsewhere(worker.app.tasks[PruneTask.name].run)
+
+    worker.run(add)
+    ledger.change_records(recorded_at=LONG_AGO, keep_until=LONG_AGO)
+
+    run = worker.run(add)
+
+    assert run.stored == states.SUCCESS
+    assert ledger.count(name) == 2
+    assert [record["task_id"] for record in ledger.records()] == [run.id]
+
+
+@overlapping
+def test_record_of_the_key_that_was_replaced_while_the_body_runs_stays(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """The late run is rolled back, and given the result of the other one."""
+
+    @worker.task(
+        exactly_once_in=ledger.database, exactly_once_per="key", exactly_once_for=DAY
+    )
+    def add() -> str:
+        ledger.add(name)
+        if ledger.count(name):
+            ledger.change_records(recorded_at=now(), result='"of the other run"')
+        return name
+
+    worker.run(add)
+    ledger.change_records(recorded_at=LONG_AGO)
+
+    run = worker.run(add)
+
+    assert (run.stored, run.result) == (states.SUCCESS, "of the other run")
+    assert ledger.count(name) == 1
 
 
 def test_late_fence_of_the_key_is_refused(

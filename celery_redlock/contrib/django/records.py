@@ -28,7 +28,6 @@ from django.db.models import F
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.effects.call_records import (
     CallRecord,
-    RecordTaken,
     from_row,
     is_in_transaction,
 )
@@ -90,12 +89,11 @@ class DjangoRecords:
         """Write a record in the transaction, in place of an outdated one."""
         rows, values = self._rows(), asdict(record)
         values |= {name: as_moment(values[name]) for name in _MOMENTS}
-        if over is None:
-            rows.create(**values)
-            return
-        same = rows.filter(pk=over.id, recorded_at=as_moment(over.recorded_at))
-        if not same.update(**values):
-            raise RecordTaken(over.id)
+        if over is not None:
+            same = rows.filter(pk=over.id, recorded_at=as_moment(over.recorded_at))
+            if same.update(**values):
+                return
+        rows.create(**values)
 
     def delete_older(self, than: datetime, most: int) -> int:
         """Delete at most ``most`` records whose time ended before ``than``."""

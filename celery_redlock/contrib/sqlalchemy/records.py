@@ -46,7 +46,6 @@ from sqlalchemy.schema import BLANK_SCHEMA
 
 from celery_redlock.effects.call_records import (
     CallRecord,
-    RecordTaken,
     from_row,
     is_in_transaction,
 )
@@ -230,13 +229,12 @@ class SqlAlchemyRecords:
         """Write a record in the transaction, in place of an outdated one."""
         session, values = current_session(), asdict(record)
         session.flush()
-        if over is None:
-            session.execute(_INSERT, values)
-            return
-        same = (_TABLE.c.id == over.id, _TABLE.c.recorded_at == over.recorded_at)
-        replaced = session.execute(update(_TABLE).where(*same).values(values))
-        if not cast("CursorResult[Any]", replaced).rowcount:
-            raise RecordTaken(over.id)
+        if over is not None:
+            same = (_TABLE.c.id == over.id, _TABLE.c.recorded_at == over.recorded_at)
+            replaced = session.execute(update(_TABLE).where(*same).values(values))
+            if cast("CursorResult[Any]", replaced).rowcount:
+                return
+        session.execute(_INSERT, values)
 
     def delete_older(self, than: datetime, most: int) -> int:
         """Delete at most ``most`` records whose time ended before ``than``."""
