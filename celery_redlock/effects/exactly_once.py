@@ -52,6 +52,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import states
+from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_redlock.app.autoretry import retry_as_configured
@@ -309,8 +310,8 @@ class _OnceRun:
         call, backend = self._call, self._call.task.backend
         request = call.request
         goes_on = request.chain or request.callbacks or request.chord
-        is_wanted = call.keeps_result() or goes_on
-        if state == states.SUCCESS and not is_wanted:
+        is_stored = call.keeps_result() and not isinstance(backend, DisabledBackend)
+        if state == states.SUCCESS and not (is_stored or goes_on):
             result = None  # Celery stores nothing, and a body may return anything
         encoded = backend.encode_result(result, state)
         text, kind, encoding = stored(encoded, backend.serializer)

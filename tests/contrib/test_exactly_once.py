@@ -378,6 +378,24 @@ def test_ignored_result_may_be_anything(
     assert [record["result"] for record in ledger.records()] == ["null"]
 
 
+def test_result_may_be_anything_without_a_result_backend(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """Celery stores nothing there, either."""
+    worker.app.conf.result_backend = None
+
+    @worker.task(exactly_once_in=ledger.database)
+    def add() -> object:
+        ledger.add(name)
+        return object()
+
+    with contextlib.suppress(AttributeError):  # of Celery, which has no result to tell
+        worker.run(add)
+
+    assert ledger.count(name) == 1
+    assert [record["result"] for record in ledger.records()] == ["null"]
+
+
 def test_savepoint_of_the_body_may_fail_alone(
     worker: Worker, ledger: Ledger, name: str
 ) -> None:
