@@ -377,7 +377,11 @@ def _publish(call: Call, countdown: float, header: TaskHeader) -> None:
     """Publish the next copy, with this header."""
     args, kwargs = call.sent
     signature = call.task.signature_from_request(
-        call.request, args, kwargs, countdown=countdown
+        call.request,
+        args,
+        kwargs,
+        countdown=countdown,
+        ignore_result=not call.keeps_result(),  # Celery leaves it out before 5.7
     )
     options = signature.options
     options["headers"] = (options.get("headers") or {}) | header.for_next_copy()

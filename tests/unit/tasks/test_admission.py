@@ -88,6 +88,19 @@ def test_retry_keeps_the_expiry_of_a_first_copy(worker: Worker) -> None:
     assert headers["expires"] == expires
 
 
+@pytest.mark.parametrize("is_ignored", [True, False])
+def test_republished_call_keeps_its_ignore_result(
+    worker: Worker, is_ignored: bool
+) -> None:
+    """A publisher may want another than the task has; Celery drops it before 5.7."""
+    task = worker.leased_job(on_conflict="retry", ignore_result=not is_ignored)
+
+    worker.refuse(task, ignore_result=is_ignored)
+
+    ((headers, _),) = worker.published
+    assert headers["ignore_result"] is is_ignored
+
+
 def test_republished_call_shows_its_arguments_as_before(worker: Worker) -> None:
     """A publisher masks a secret with ``argsrepr``; events show no more than that."""
     shown = {"argsrepr": "('***',)", "kwargsrepr": "{'token': '***'}"}
