@@ -368,7 +368,7 @@ def _is_over(request: Request) -> bool:
     ):
         return True
     expires = request.expires
-    if not expires:
+    if not expires or request.redlock_is_copy:  # which expires under its lock alone
         return False
     return bool(datetime.now(timezone.utc if expires.tzinfo else None) > expires)
 

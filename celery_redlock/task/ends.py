@@ -393,6 +393,9 @@ def _publish(call: Call, countdown: float, header: TaskHeader) -> None:
     # As they are shown: the publisher may have masked a secret in them.
     shown = vars(call.request)
     options |= {n: shown[n] for n in ("argsrepr", "kwargsrepr") if shown.get(n)}
-    if header.redelivered:  # its expiry would end the result of the copy that runs
+    if header.redelivered:
+        # Another copy may run, so this one expires under the lock alone: no process
+        # would see that RabbitMQ discards it.
+        options["headers"]["expires"] = options.pop("expires")
         options["expires"] = None
     send_again(call.task, args, kwargs, call.key, **options, add_to_parent=False)

@@ -181,7 +181,7 @@ class LineEntry:
         call, task = self.call, self.call.options.task
         if not task.in_order:
             return MARGIN
-        if call.is_redelivered or not call.expires():  # a copy never expires
+        if call.is_redelivered or not call.expires():  # RabbitMQ discards no copy
             return task.claim_seconds
         left = max(0.0, call.expires() - SYSTEM_CLOCK.wall())
         return min(task.claim_seconds, left + MARGIN)

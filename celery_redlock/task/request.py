@@ -115,6 +115,12 @@ class RedlockRequest(Request):
         self._is_revoking = False
 
     @property
+    def redlock_is_copy(self) -> bool:
+        """Whether another copy of the call may run now."""
+        is_redelivered = bool(self.delivery_info.get("redelivered"))
+        return is_redelivered or self._redlock_header.redelivered
+
+    @property
     def redlock_waiting(self) -> WaitingCall | None:
         """The call in the line of its key; None if it has not waited here."""
         return self._redlock_waiting
@@ -305,7 +311,7 @@ class RedlockRequest(Request):
         The first copy may run at this moment, and the expiry of this one would end
         the result that belongs to both.
         """
-        if self.delivery_info.get("redelivered"):
+        if self.redlock_is_copy:
             return None
         return super().maybe_expire()
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from celery import states, uuid
+from celery.exceptions import TaskRevokedError
 
 from tests.conftest import with_long
 from tests.harness.processes import RedisServer
@@ -109,6 +113,28 @@ def test_copy_that_has_the_lock_before_the_result_is_stored_is_dropped(
     worker.until_settled(task_id)
     assert len(worker.stage.notes(key, "signal-acquired")) == 2
     assert len(worker.stage.runs(key)) == 1
+
+
+def test_call_whose_worker_is_restarted_while_it_waits_expires(
+    deploy: Deploy, key: str
+) -> None:
+    """It comes back as a copy. None of it runs, so its expiry counts."""
+    worker = deploy(concurrency=1)
+    container = worker.worker.container
+
+    with worker.task("job-retry").lock(key):
+        expires_at = time.time() + 8
+        call = worker.send("job-retry", key, expires=8)
+        until(lambda: worker.stage.notes(key, "signal-conflict"))
+        os.kill(container.pid, signal.SIGTERM)
+        container.wait()
+        worker.start_worker()
+        until(lambda: len(worker.stage.notes(key, "signal-conflict")) > 1)
+        until(lambda: time.time() > expires_at, what="the expiry")
+
+    until(lambda: call.state == states.REVOKED)
+    assert isinstance(call.result, TaskRevokedError)
+    assert worker.stage.runs(key) == []
 
 
 def test_copy_runs_after_a_job_without_result(prefork: Deployment, key: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import states
 from celery.exceptions import TaskRevokedError
+from celery.signals import before_task_publish
 
 from celery_redlock import DuplicateTask, LockContended, QuorumUnreachable
 from celery_redlock.app.runtime import runtime_of
@@ -233,7 +234,7 @@ def test_outage_is_counted_apart_from_conflicts(worker: Worker) -> None:
 def test_copy_of_a_running_call_is_republished_and_leaves_the_result_alone(
     worker: Worker,
 ) -> None:
-    """It is republished at once, without its expiry.
+    """It is republished at once.
 
     A copy that waited here would be woken by the release, and run before Celery has
     stored the result of the first one.
@@ -327,15 +328,30 @@ def test_copy_does_not_wait_for_a_result_until_its_own_lock_has_ended(
     assert (run.state, run.stored) == SUCCEEDED
 
 
-def test_republished_copy_does_not_expire(worker: Worker) -> None:
-    """The expiry of a copy would end the result of the call that runs."""
-    task = worker.leased_job()
+@pytest.mark.parametrize("holder", ["itself", "another"])
+@pytest.mark.parametrize("seconds", [HOUR, -1], ids=["in time", "expired"])
+def test_republished_copy_keeps_its_expiry_for_the_moment_when_it_has_its_lock(
+    worker: Worker, holder: str, seconds: float
+) -> None:
+    """Before that, another copy may run, and the end of this one would be its result.
 
-    with worker.held(worker.call_id):
-        worker.run(task, id=worker.call_id, expires=in_seconds(HOUR))
+    RabbitMQ is not told, because it would discard the message.
+    """
+    task = worker.leased_job(on_conflict="retry")
+    expires, call_id = in_seconds(seconds), worker.call_id
+    properties: list[Any] = []
 
+    def note(**sent: Any) -> None:
+        properties.append(sent["properties"])
+
+    before_task_publish.connect(note)
+    with worker.held(call_id if holder == "itself" else "other-id"):
+        run = worker.redeliver(task, id=call_id, expires=expires)
+
+    assert (run.state, run.stored) == (states.IGNORED, states.PENDING)
     ((headers, _),) = worker.published
-    assert headers["expires"] is None
+    assert headers["expires"] == expires
+    assert "expiration" not in properties[0]
 
 
 @pytest.mark.parametrize(("deferred", "seconds"), [(0, 1), (2, 4), (20, 10)])

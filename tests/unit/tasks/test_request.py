@@ -790,7 +790,10 @@ def test_revoked_call_comes_back_while_a_process_owes_its_chord_the_body(
 def test_redelivered_message_does_not_expire_here(worker: Worker) -> None:
     """Its first copy may be running, so the task itself checks the expiry."""
     first, again = receive(worker), receive(worker, redelivered=True)
-    first.expires = again.expires = first.expires.replace(year=2000)
+    republished = receive(worker, redlock={"redelivered": True})
+    for request in (first, again, republished):
+        request.expires = first.expires.replace(year=2000)
 
     assert first.maybe_expire()
     assert not again.maybe_expire()
+    assert not republished.maybe_expire()
