@@ -384,7 +384,10 @@ def _publish(call: Call, countdown: float, header: TaskHeader) -> None:
         ignore_result=not call.keeps_result(),  # Celery leaves it out before 5.7
     )
     options = signature.options
-    options["headers"] = (options.get("headers") or {}) | header.for_next_copy()
+    # Celery would take the call that runs here, which is this one, for its parent.
+    parent = {"parent_id": options["parent_id"]}
+    given = options.get("headers") or {}
+    options["headers"] = given | parent | header.for_next_copy()
     options |= way_back(call.task.app, call.request.delivery_info or {})
     if header.serializer:
         options["serializer"] = header.serializer

@@ -102,6 +102,15 @@ def test_republished_call_keeps_its_ignore_result(
     assert headers["ignore_result"] is is_ignored
 
 
+@pytest.mark.parametrize("parent", [None, "parent-id"])
+def test_republished_call_keeps_its_parent(worker: Worker, parent: str | None) -> None:
+    """It is not its own parent, although it is published while it runs."""
+    worker.refuse(worker.leased_job(on_conflict="retry"), parent_id=parent)
+
+    ((headers, _),) = worker.published
+    assert headers["parent_id"] == parent
+
+
 def test_republished_call_shows_its_arguments_as_before(worker: Worker) -> None:
     """A publisher masks a secret with ``argsrepr``; events show no more than that."""
     shown = {"argsrepr": "('***',)", "kwargsrepr": "{'token': '***'}"}
