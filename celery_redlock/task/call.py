@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from celery import Task
     from celery.app.task import Context
 
+    from celery_redlock.locks.lease import Holder
     from celery_redlock.locks.limits import Limits
     from celery_redlock.options.lock_options import ResolvedOptions
 
@@ -136,6 +137,15 @@ class Call:
             marks_redeliveries(app) or is_in_memory(app)
         )
         return bool(is_next and is_first)
+
+    def replaces(self, holder: Holder | None) -> bool:
+        """Tell whether the holder has replaced itself with this call, among others.
+
+        It has published them, as a chain or a group, and is about to end.
+        """
+        is_of_another = bool(getattr(self.request, "replaced_task_nesting", 0))
+        parent = self.request.parent_id
+        return is_of_another and holder is not None and holder.task_id == parent
 
     def register(self, keep: str) -> SuccessorRegister:
         """Return the entry of this call in the successor register of its key."""

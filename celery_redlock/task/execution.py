@@ -20,7 +20,9 @@ one has succeeded (``unique_for``)  the same
 a majority names this very call     another copy of it runs: this copy is
                                     republished for about 1 s later. The delay
                                     doubles, up to the ttl
-the votes are split                 it waits 1 s, then is republished in this way
+a majority names the call that has  it waits 1 s, then is republished in this way
+replaced itself with this one
+the votes are split                 the same
 too few answer                      ``on_backend_error``
 ==================================  ==========================================
 
@@ -489,6 +491,8 @@ class Execution(TaskLock):
             if call.follows_its_holder:
                 return self._wait_or_republish(held, again=True)
             return self._wait_or_republish(held, redelivered=True, met_copy=True)
+        if call.replaces(held.holder):
+            return self._wait_or_republish(held)
         conflict = conflict_with(
             held,
             **call.facts(),

@@ -58,6 +58,22 @@ def test_chain_whose_head_waits_runs_to_its_end(prefork: Deployment, key: str) -
     assert first.get(timeout=60) == first.id
 
 
+@pytest.mark.parametrize("how", ["chain", "group"])
+def test_call_that_replaces_itself_runs_what_it_has_sent_with_its_key(
+    prefork: Deployment, key: str, how: str
+) -> None:
+    """A call that it has sent is no duplicate, although it meets the lock."""
+    result = prefork.begin("replaced", key, how)
+    member = f"{key}-member"
+
+    prefork.until_received(member, times=2)  # itself, and republished
+    prefork.stage.open(key)
+
+    assert result.get(timeout=60)
+    assert [run.task_id for run in prefork.stage.runs(key)] == [result.id, member]
+    assert prefork.stage.overlaps(key) == []
+
+
 def test_chord_with_equal_members_fails_under_skip(
     prefork: Deployment, key: str
 ) -> None:

@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
+from celery import chain, group
 from celery.exceptions import Ignore, Reject
 
 from celery_redlock import current_lease, singleton_task
@@ -128,6 +129,20 @@ def overtaken(self: Task, key: str) -> str:
         if not self.request.retries:
             try:
                 self.retry(countdown=0)
+            finally:
+                stage().wait(key)
+        return task_id
+
+
+@singleton_task(name="replaced", key="{key}", bind=True)
+def replaced(self: Task, key: str, how: str) -> str:
+    """Replace itself with a canvas of the same key, and run on beside that."""
+    with recorded(key) as task_id:
+        if how != "member":
+            member = self.si(key, "member").set(task_id=f"{key}-member")
+            other = self.app.tasks["quick"].si(f"{key}-other")
+            try:
+                self.replace({"chain": chain, "group": group}[how]([member, other]))
             finally:
                 stage().wait(key)
         return task_id
