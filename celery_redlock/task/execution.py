@@ -399,6 +399,9 @@ class Execution(TaskLock):
                 wait = self._when_unreachable(tried)
             else:
                 wait = self._wait_or_republish(tried)
+        if self.call.header.deferred:  # as in `_may_run`
+            drop_if_finished(self.call)
+        drop_if_expired(self.call)
         return None
 
     def _try(self, wait: float) -> Lease | LockUnavailable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -404,6 +404,25 @@ def test_copy_of_a_call_that_has_ended_is_dropped(
     assert worker.published == []
 
 
+def test_copy_of_a_call_that_has_ended_does_not_run_without_its_lock(
+    worker: Worker,
+) -> None:
+    """A policy lets it run beside another call, but it has run already."""
+    ran: list[int] = []
+
+    def body() -> None:
+        ran.append(1)
+
+    task = worker.task(on_conflict="allow")(body)
+    task.backend.store_result(worker.call_id, "the result", states.SUCCESS)
+
+    with worker.held():
+        run = worker.run(task, id=worker.call_id, redlock={"deferred": 1})
+
+    assert (run.state, run.stored) == (states.IGNORED, states.SUCCESS)
+    assert ran == []
+
+
 def test_copy_of_a_call_without_a_result_runs(worker: Worker) -> None:
     """The first copy died: this one runs under the lock."""
     run = worker.redeliver(worker.leased_job())
@@ -414,6 +433,22 @@ def test_copy_of_a_call_without_a_result_runs(worker: Worker) -> None:
 def test_redelivered_call_that_has_expired_ends_as_expired(worker: Worker) -> None:
     """The lock shows that no copy runs, so the expiry counts."""
     run = worker.redeliver(worker.leased_job(), expires=in_seconds(-1))
+
+    assert run.stored == states.REVOKED
+    assert isinstance(run.result, TaskRevokedError)
+
+
+@pytest.mark.parametrize("policy", ["on_conflict", "on_backend_error"])
+def test_redelivered_call_that_has_expired_does_not_run_without_its_lock_either(
+    worker: Worker, policy: str
+) -> None:
+    """The main process of its worker has left its expiry to the task."""
+    task = worker.leased_job(on_conflict="allow", on_backend_error="run")
+    if policy == "on_backend_error":
+        worker.nodes.freeze()
+
+    with worker.held() if policy == "on_conflict" else nullcontext():
+        run = worker.redeliver(task, expires=in_seconds(-1))
 
     assert run.stored == states.REVOKED
     assert isinstance(run.result, TaskRevokedError)
