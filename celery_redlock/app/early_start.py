@@ -21,6 +21,8 @@ again. The call then tries for its lock as each call does: the lock alone decide
 
 A call that was started has its lock a moment after a process has begun with it, or was
 refused once more. Until then it counts as *trying*, and takes the room that looks find.
+If no process begins with it for a minute, as where Celery's ``rate_limit`` keeps it,
+others start.
 
 Everything here runs in the main thread, but for `KeyWatch`. Calls wait for their
 countdown where a worker has no event loop (gevent, eventlet, and brokers that kombu
@@ -64,6 +66,7 @@ log = logging.getLogger(__name__)
 _MOST_KEYS = 2000  # calls of more keys wait for their countdown
 _TRIES_FOR = 1.0  # seconds in which a call that has begun tries for its lock
 _BELIEVED_FOR = 60.0  # seconds, of the last look
+_BEGINS_WITHIN = 60.0  # seconds
 _STAYS_FOR = 600.0  # seconds; RabbitMQ closes the channel of a message after 30 minutes
 _SHORTEST_PAUSE = 1.0
 _READ = 4096
@@ -81,6 +84,7 @@ class WaitingCall:
             its lock is held: its policy is asked again, or the broker would deliver its
             message once more.
         entry: Its entry in Celery's timer; None when it was started.
+        started_at: Instant of its start.
         is_in_line: Whether it is in the line of its key. If there are lines of too many
             keys, it only waits for its countdown.
     """
@@ -93,6 +97,7 @@ class WaitingCall:
     pause: float
     leave_at: float
     entry: Any = None
+    started_at: float = 0.0
     is_in_line: bool = False
 
 
@@ -115,6 +120,12 @@ class _Line:
     room: int = 0
     seen_at: float = -math.inf
     is_watched: bool = False
+
+    def tries(self, now: float) -> int:
+        """Return how many calls may still try for the lock."""
+        since = now - _BEGINS_WITHIN
+        self.trying = {call for call in self.trying if call.started_at > since}
+        return len(self.trying)
 
     def head(self) -> WaitingCall | None:
         """Return the waiting call that was published first."""
@@ -206,7 +217,7 @@ class EarlyStarts:
             return
         line.room, line.seen_at = room, self._clock.monotonic()
         # A release wakes this worker for a call that is not on its way yet.
-        number = room if is_woken else room - len(line.trying)
+        number = room if is_woken else room - line.tries(line.seen_at)
         started = 0
         while started < number and (head := line.head()) is not None:
             self._start(head, line)
@@ -252,7 +263,7 @@ class EarlyStarts:
         heapq.heappush(line.calls, (waits.rank, self._number, call))
         line.waiting += 1
         has_turn = wanted.in_order and call is line.head()
-        if not line.is_watched or line.room > len(line.trying) or has_turn:
+        if not line.is_watched or line.room > line.tries(now) or has_turn:
             self._look(wanted, line)
         return call.entry
 
@@ -280,7 +291,7 @@ class EarlyStarts:
         now = self._clock.monotonic()
         is_for_head = line.room == OTHERS_FIRST and call is line.head()
         is_known = now - line.seen_at < _BELIEVED_FOR
-        is_held = line.room <= len(line.trying) and is_known and not is_for_head
+        is_held = line.room <= line.tries(now) and is_known and not is_for_head
         pause = jittered(call.pause, 0.75, 1.25)
         if is_held and now + pause < call.leave_at and not _is_over(request):
             self._enter(call, now + pause)
@@ -310,6 +321,7 @@ class EarlyStarts:
         call.entry = None
         self._calls.discard(call)
         line.waiting -= 1
+        call.started_at = self._clock.monotonic()
         line.trying.add(call)
         self._apply(call.start)
 

@@ -15,6 +15,7 @@ from kombu.asynchronous import Hub
 
 from celery_redlock import Redlock
 from celery_redlock.app.early_start import EarlyStarts
+from celery_redlock.basics.clock import SystemClock
 from celery_redlock.locks.limits import Limit, Waits, Wanted
 from tests.harness.waiting import until
 
@@ -126,6 +127,27 @@ def test_call_that_is_due_leaves_the_room_to_one_that_tries(
     assert loop.started == ["tries"]
     loop.ended("tries")
     loop.until_started("tries", "due")
+
+
+def test_call_with_which_no_process_begins_is_waited_for_a_minute(
+    redlock: Redlock, key: str
+) -> None:
+    """Celery's ``rate_limit`` can keep a call of another task that was started."""
+    ahead = [0.0]
+
+    class Clock(SystemClock):
+        def monotonic(self) -> float:
+            return super().monotonic() + ahead[0]
+
+    loop = Loop(redlock, clock=Clock())
+    for rank in (1, 2):
+        loop.add(str(rank), Wanted(key), rank)
+    loop.until_started("1")
+    ahead[0] = 61.0
+
+    loop.until_started("1", "2")
+
+    loop.close()
 
 
 def test_call_that_has_begun_is_not_waited_for_any_longer(loop: Loop, key: str) -> None:
