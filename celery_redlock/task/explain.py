@@ -135,11 +135,11 @@ def explain(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explan
     met = running or succeeded
     # In the order in which a publisher's nodes look.
     both = options.task.unique_while == "queued_or_running"
-    here = waiting or (running if both else None) or succeeded
+    existing = waiting or (running if both else None) or succeeded
     return Explanation(
         task=task.name,
         key=key,
-        publish=_published(options, here, call),
+        publish=_published(options, existing, call),
         execute=_executed(
             redlock,
             options,
@@ -162,12 +162,14 @@ def _outage(redlock: Redlock, key: str, ballot: Ballot) -> QuorumUnreachable:
 
 
 def _published(
-    options: ResolvedOptions, here: ExistingJob | None, call: dict[str, Any]
+    options: ResolvedOptions, existing: ExistingJob | None, call: dict[str, Any]
 ) -> Step:
-    if here is None:
+    if existing is None:
         return Step("publish", goes_on=True, words="be published")
-    conflict = conflict_with(here.error(), stage="publish", phase=here.phase, **call)
-    return _step(options.on_publish(conflict), conflict, str(here))
+    conflict = conflict_with(
+        existing.error(), stage="publish", phase=existing.phase, **call
+    )
+    return _step(options.on_publish(conflict), conflict, str(existing))
 
 
 def _executed(

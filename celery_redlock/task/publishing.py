@@ -6,7 +6,7 @@
 sent by                        claim of the call
 =============================  ===================================================
 ``delay``, ``apply_async``     Taken before the message is sent, also with a
-                               countdown or an eta. If another job is here,
+                               countdown or an eta. If another job exists,
                                ``on_conflict`` decides whether the call is sent.
 ``self.retry()``, republish    Taken again if it is free. The call is always sent. So
                                it is by ``retry_on_worker_lost``.
@@ -144,7 +144,7 @@ def publish(  # noqa: PLR0913  (called in one place)
         ``policies.Conflict`` in the second case, else None.
 
     Raises:
-        DuplicateTask: Another job is here, and ``on_conflict`` raises. No message
+        DuplicateTask: Another job exists, and ``on_conflict`` raises. No message
             was sent.
         Exception: ``send`` failed. The claim is released.
     """
@@ -159,23 +159,25 @@ def publish(  # noqa: PLR0913  (called in one place)
             options = _with_claim_retaken(task, key, options, claims, seconds)
         return send(**options)
     job = _job(task, uuid())
-    here, is_taken = _look_or_take(claims, key, job, resolved, task)
+    existing, is_taken = _look_or_take(claims, key, job, resolved, task)
     options = {**options, "task_id": options.get("task_id") or job.task_id}
     if is_taken:
         message = SentMessage(task, key, arguments)
         claim = Claim(claims, key, job.task_id)
         return _send_claimed(message, claim, send, options, seconds)
-    if here is None:
+    if existing is None:
         return send(**options)
     args, kwargs = tuple(arguments[0] or ()), dict(arguments[1] or {})
     call = {"task": task.name, "task_id": job.task_id, "args": args, "kwargs": kwargs}
-    conflict = conflict_with(here.error(), stage="publish", phase=here.phase, **call)
+    conflict = conflict_with(
+        existing.error(), stage="publish", phase=existing.phase, **call
+    )
     decision = resolved.on_publish(conflict)
     if decision.raises and (not can_raise or _is_beat()):
         decision = Skip()
     is_ignored = bool(options.get("ignore_result", task.ignore_result))
     send = functools.partial(send, **options)
-    duplicate = _DuplicateCall(task, conflict, here, decision, send, is_ignored)
+    duplicate = _DuplicateCall(task, conflict, existing, decision, send, is_ignored)
     duplicate.announce()
     return decision.perform(duplicate)
 
@@ -228,13 +230,13 @@ def _send_claimed(
     """Send a job. Its claim then lasts for some seconds, or ends if sending fails."""
     task = message.task
 
-    def believe() -> None:
+    def move_claim() -> None:
         claim.belongs_to(message.key, message.id or claim.task_id, task, seconds)
         message.headers.update(with_fields(message.headers, claim=claim.key))
 
     try:
         options["headers"] = with_fields(options.get("headers"), claim=claim.key)
-        result = message.send(send, options, believe)
+        result = message.send(send, options, move_claim)
     except BaseException:
         claim.release()
         raise
@@ -301,10 +303,10 @@ def _look_or_take(
         "at_cooldown": options.task.unique_for > 0,
     }
     try:
-        here = claims.take(key, job, **looks)
-        if here is not None and _has_left(task, here):
-            claims.release(key, here.holder.task_id)
-            here = claims.take(key, job, **looks)
+        existing = claims.take(key, job, **looks)
+        if existing is not None and _ended_in_queue(task, existing):
+            claims.release(key, existing.holder.task_id)
+            existing = claims.take(key, job, **looks)
     except LockUnavailable as error:
         # A claim that cannot be taken stops no job.
         call, what = f"{job.task}[{job.task_id}]", "be published without a claim"
@@ -316,18 +318,18 @@ def _look_or_take(
             outage_log.add(call, job.task_id, "unclaimed", what, error)
         return None, False
     outage_log.end()
-    return here, here is None
+    return existing, existing is None
 
 
-def _has_left(task: Task, here: ExistingJob) -> bool:
+def _ended_in_queue(task: Task, existing: ExistingJob) -> bool:
     """Tell whether a job with the claim has ended before it ran, by its stored result.
 
     Celery stores REVOKED at once, and discards the job when it is due. Whether a job
     runs is known from the lock alone.
     """
-    if here.phase != "queued" or not has_ended(task, here.holder.task_id):
+    if existing.phase != "queued" or not has_ended(task, existing.holder.task_id):
         return False
-    job, key = here.holder, here.key
+    job, key = existing.holder, existing.key
     extra = log_fields("claim-taken-over", task=task.name, task_id=job.task_id, key=key)
     text = "%s[%s] has ended: the next call takes over its claim of %s."
     log.info(text, job.task, job.task_id, shown(key), extra=extra)
@@ -355,7 +357,7 @@ class _DuplicateCall:
 
     task: Task
     conflict: Conflict
-    here: ExistingJob
+    existing: ExistingJob
     decision: PublishDecision
     send: Callable[[], Any]
     is_ignored: bool  # the result, for which `get` then does not wait
@@ -372,20 +374,20 @@ class _DuplicateCall:
         )
         what = decision.describe(conflict)
         text = "A call of %s will %s (on_conflict): %s"
-        log.log(decision.log_level, text, task.name, what, self.here, extra=extra)
+        log.log(decision.log_level, text, task.name, what, self.existing, extra=extra)
         publish_deduplicated.send(sender=task, conflict=conflict, decision=decision)
 
     def skip(self) -> Any:
-        result = self.task.AsyncResult(self.here.holder.task_id)
+        result = self.task.AsyncResult(self.existing.holder.task_id)
         result.ignored = self.is_ignored
         return with_conflict(result, self.conflict)
 
     def fail(self) -> NoReturn:
-        here = self.here
+        existing = self.existing
         raise DuplicateTask(
             f"A call of {self.task.name} was not published (on_conflict: "
-            f"{self.decision.name}). {here}",
-            **vars(here.error()),
+            f"{self.decision.name}). {existing}",
+            **vars(existing.error()),
         )
 
     def run(self) -> Any:
