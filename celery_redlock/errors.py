@@ -22,7 +22,7 @@ Every error is built as ``E(message, *, extras=None)``, so that ``type(e)(*e.arg
 works. It therefore survives pickling *and* Celery's JSON results, which rebuild an
 exception from its ``args`` alone; those of a `DuplicateTask` have its facts, too. (An
 exception that cannot be rebuilt stops a Celery worker.) This module imports nothing of
-the package, so extras that are objects of the core have the type ``Any``.
+the package, so extras that are objects of other modules have the type ``Any``.
 """
 
 from __future__ import annotations

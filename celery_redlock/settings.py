@@ -164,7 +164,7 @@ class Settings:
 
     @property
     def timing(self) -> Timing:
-        """The durations, as the core uses them."""
+        """The durations, in the form that ``Redlock`` uses."""
         return Timing(self.ttl, self.max_ttl, self.node_timeout, self.connect_timeout)
 
 

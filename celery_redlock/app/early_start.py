@@ -109,9 +109,11 @@ class _Line:
         calls: A heap of rank, number, call. Those that were started are passed over.
         waiting: How many of them wait.
         trying: The calls that were started and may still try for their lock.
-        room: For how many holders there was room at the last look; `OTHERS_FIRST`: it
-            is the turn of a call elsewhere. It may have ended, so the head here asks.
+        room: How many calls could have got the key at the last look; `OTHERS_FIRST`: it
+            is the turn of a call in another worker. That call may have ended, so the
+            head of this line starts when its countdown is over, and asks.
         seen_at: Instant of this look.
+        is_watched: Whether `KeyWatch` looks at the key.
     """
 
     calls: list[tuple[int, int, WaitingCall]] = field(default_factory=list)
@@ -277,8 +279,8 @@ class EarlyStarts:
     def _when_due(self, request: Request, call: WaitingCall) -> None:
         """Start a call whose countdown is over, unless its lock is held.
 
-        The room that the last look saw may be for those that were started since: all
-        that are due would else fill the pool, and no process ran another task.
+        Calls that were started since the last look may have taken the room that it saw.
+        If all that are due started, they would fill the pool.
         """
         if call.entry is None:
             return

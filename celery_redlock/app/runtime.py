@@ -99,7 +99,8 @@ class Runtime:
     def _changed(self, app: Celery) -> str:
         """Return the name of a setting that was changed, or ``""``.
 
-        It raises nothing: its variables hold the nodes as they were written.
+        The caller raises the error: in a traceback from here, the local variables would
+        show the passwords of the nodes.
         """
         changes = app.conf.changes
         for name, value in self._read:
@@ -219,7 +220,8 @@ def _plain(value: object) -> Any:
 
 def redlock_from(settings: Settings, **changes: Any) -> Redlock:
     """Return a lock service as the settings describe it, with changed arguments."""
-    # A process that only publishes never imports the core, half of this package.
+    # A process that only publishes never imports it, and what it needs: half of this
+    # package.
     from celery_redlock.locks.redlock import Redlock  # noqa: PLC0415
 
     named = {name: getattr(settings, name) for name in _ARGUMENTS}

@@ -84,7 +84,11 @@ class GatedScheduler(_Base):
     def _continue(
         self, entry: ScheduleEntry, changes: Mapping[str, datetime]
     ) -> dict[str, int]:
-        """Set the last run of an entry. Return it by name if a slot is to come."""
+        """Set the last run of an entry, from which its next slots are counted.
+
+        Return it by the name of the entry, to be recorded; nothing for an entry that is
+        broken, or whose one instant has passed: that slot may still have to be sent.
+        """
         try:
             handled = self._recorded_until(entry)
             handled = max(handled, inner_schedulers.enabled_at(entry, changes))
@@ -216,10 +220,10 @@ class GatedScheduler(_Base):
         return as_us(entry.last_run_at) if recorded is None else recorded
 
     def _handled_until(self, entry: ScheduleEntry) -> int:
-        """Return the same during the term, in which a later last run counts, too.
+        """Return the instant up to which nothing is left to send, during the term.
 
-        It is that of an entry that was disabled, and is enabled again. It says nothing
-        of a slot that the broker has refused.
+        It is `_recorded_until`, or a later last run: that of an entry that was disabled
+        and is enabled again. A slot that the broker has refused is left to send.
         """
         recorded = self._recorded_until(entry)
         if entry.name in self._deferred:

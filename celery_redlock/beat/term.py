@@ -86,7 +86,7 @@ class BeatTerm(NamedTuple):
     def earliest(self) -> int:
         """The instant before which a slot that was missed is not sent any more.
 
-        At the begin of a term, the window reaches back to what no beat has sent. Later
+        At the start of a term, the window reaches back to what no beat has sent. Later
         the leader has been there: an older slot is one of an entry that was not in the
         schedule, or had another one. While many entries are due at once, the last ones
         become late, and the window waits for them.

@@ -88,7 +88,7 @@ def run_once(execution: Any, body: Callable[[], Any]) -> Any:
     return _OnceRun(execution).run(body)
 
 
-class _RollBack(Exception):  # noqa: N818  (it leaves this module never)
+class _RollBack(Exception):  # noqa: N818  (it never leaves this module)
     """Rolls back a transaction that was for looking only."""
 
 
@@ -120,7 +120,7 @@ class _OnceRun:
         returned: Any = None
         try:
             with self._transaction() as found:
-                if not self._counts(found):
+                if not self._is_done_by(found):
                     self._execution.check_or_go_on()  # a database may take long
                     returned = self._run(body)
                     self._execution.check_or_go_on()
@@ -131,7 +131,7 @@ class _OnceRun:
             if record is not None:
                 return self._after_refused_commit(record, returned, found, error)
             return self._after_failed_body(error, found)
-        return returned if record is not None else self._give(found)
+        return returned if record is not None else self._result_in(found)
 
     def _transaction(self) -> Any:
         is_eager = bool(self._call.request.is_eager)
@@ -145,7 +145,7 @@ class _OnceRun:
                 self._has_failed = True
                 raise
 
-    def _counts(self, found: CallRecord | None) -> bool:
+    def _is_done_by(self, found: CallRecord | None) -> bool:
         """Tell whether a record says that this call is done."""
         if found is None or not self._options.records_key:
             return found is not None
@@ -166,7 +166,7 @@ class _OnceRun:
         error: Exception,
     ) -> Any:
         """Find out whether this run was committed, or another one, or none."""
-        found = self._decided(record, before, error)
+        found = self._record_after_error(record, before, error)
         if found is None or (before is not None and found.is_of(before)):
             raise error
         if found.is_of(record):
@@ -192,7 +192,7 @@ class _OnceRun:
                 # The error of the body is the one to raise.
                 log.exception("The record of %s could not be read.", self._call)
                 raise error from None
-            if self._counts(found) and found is not None:
+            if self._is_done_by(found) and found is not None:
                 return self._end_late(found)
         is_of_body = self._has_failed and not isinstance(error, _NOT_DONE)
         if is_held and is_of_body and self._options.exactly_once_failures:
@@ -216,10 +216,10 @@ class _OnceRun:
             pass
         return found
 
-    def _look_behind(
+    def _look_after_commits(
         self, record: CallRecord, before: CallRecord | None
     ) -> CallRecord | None:
-        """Return the record when no transaction that has written it is undecided."""
+        """Return the record, after the end of each transaction that has written it."""
         found: CallRecord | None
         try:
             with contextlib.suppress(_RollBack), self._transaction() as found:
@@ -237,18 +237,18 @@ class _OnceRun:
             self._records.write(record, found)  # waits for an undecided transaction
         raise _RollBack
 
-    def _decided(
+    def _record_after_error(
         self, record: CallRecord, before: CallRecord | None, error: Exception
     ) -> CallRecord | None:
-        """Return the record after an error of a commit, or raise that error.
+        """Return the record that is there after an error of a commit; None if none is.
 
-        The database has some seconds to answer.
+        The database has some seconds to answer. If it does not, the error is raised.
         """
         for pauses in range(_PAUSES + 1):
             if pauses:
                 SYSTEM_CLOCK.sleep(doubled(_FIRST_PAUSE, pauses - 1, _LONGEST_PAUSE))
             try:
-                return self._look_behind(record, before)
+                return self._look_after_commits(record, before)
             except Exception as unanswered:  # noqa: BLE001  (each driver has its own)
                 log.warning(
                     "%s does not know yet whether it is committed (%s: %s).",
@@ -268,7 +268,7 @@ class _OnceRun:
             extra = self._call.log_fields("stale-fence", fence=self._fence)
             log.warning("%s: StaleFence: %s", self._call, stale, extra=extra)
         self._execution.drop_if_finished()
-        return self._give(found)
+        return self._result_in(found)
 
     def _stale(self, found: CallRecord) -> StaleFence:
         return StaleFence(
@@ -279,7 +279,7 @@ class _OnceRun:
             latest=found.fence,
         )
 
-    def _give(self, found: CallRecord | None) -> Any:
+    def _result_in(self, found: CallRecord | None) -> Any:
         """Return the recorded result, or raise the recorded failure."""
         assert found is not None  # noqa: S101  (for mypy)
         log.info(
@@ -332,9 +332,9 @@ class _OnceRun:
 
 
 def _end_of(begin: datetime, seconds: float) -> datetime:
-    """Return the end of a period; in the last year that a date can tell at the latest.
+    """Return the end of a period; the start of the year 9999 at the latest.
 
-    It is at the begin of that year, so that it is a date in each time zone.
+    Later instants of that year are no date in some time zones.
     """
     left = (_LATEST - begin).total_seconds()
     return begin + timedelta(seconds=min(seconds, left))

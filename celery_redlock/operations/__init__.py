@@ -4,8 +4,9 @@ Each module takes a ``Redlock`` and talks to all its nodes, as a rule through th
 blocking client of ``wire.client``. Nothing here prints or asks: ``cli``, the
 page of ``web`` and the Django admin do that.
 
-Read in this order: ``scan`` (what the nodes store), ``release`` (ask an operator,
-delete a lock, and say what was done), ``kill_holder`` (end the process of its holder),
+Read in this order: ``scan`` (what the nodes store), ``release`` (the question before a
+lock is released, the release, and what it has done), ``kill_holder`` (end the process
+of its holder),
 ``inspect`` (which nodes vote, and in which state they are), ``acl`` (which permissions
 our user needs), ``doctor`` (judge all that), ``reconfigure`` (change the nodes),
 ``words`` (the words for all these).

@@ -99,7 +99,7 @@ def logged_pause(call: Call, error: BaseException, number: int) -> float:
 
 
 def end_refused(error: BaseException) -> BaseException:
-    """Return the exception of a refused call, without traceback and context."""
+    """Return an exception without its traceback; `was_refused` then knows it."""
     error = error.with_traceback(None)
     error.__context__ = None
     _refusal.set(error)
@@ -239,7 +239,7 @@ def _stores_errors(call: Call) -> bool:
 
 
 def _try_to_count(call: Call) -> float:
-    """Count a call that has ended in its chord; see `_count_in_chord`."""
+    """Return what `_count_in_chord` returns; after an error, when to try again."""
     try:
         return _count_in_chord(call)
     except Exception:
@@ -250,7 +250,7 @@ def _try_to_count(call: Call) -> float:
 
 
 def _count_in_chord(call: Call) -> float:
-    """Count a call that has ended in its chord, if its process did not.
+    """Tell the chord of a call that the call has ended, if its process did not.
 
     Celery stores a result first and counts it afterwards. A process can be killed
     between the two steps. And a revocation stores REVOKED at once, but leaves it to
@@ -279,12 +279,15 @@ def _count_in_chord(call: Call) -> float:
 
 
 def body_is_owed(backend: Any, group: str) -> bool:
-    """Tell whether one process alone may send the body of a chord; it may be gone."""
+    """Tell whether a process has reserved the body of a chord, and has not sent it.
+
+    That process may be gone. No other one sends the body while the reservation lasts.
+    """
     return bool(_sender_of_body(backend, group)) and not _is_over(backend, group)
 
 
 def _sender_of_body(backend: Any, group: str) -> Any:
-    """Return the token of the process that alone may send it, since Celery 5.7."""
+    """Return the token of the process that has reserved it, as Celery 5.7 does."""
     return backend.client.get(backend.get_key_for_group(group, ".c")) or b""
 
 

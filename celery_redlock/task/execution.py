@@ -429,7 +429,10 @@ class Execution(TaskLock):
             outage_log.end()
 
     def _wait_or_republish(self, refusal: LockUnavailable, **header: bool) -> float:
-        """Wait once; then republish, with a delay that doubles up to the ttl."""
+        """Return the seconds of one wait in this process; the next time, republish.
+
+        The delay of the republished call doubles, up to the ttl.
+        """
         patience, self._patience = self._patience, 0.0
         if not patience:
             deferred = self.call.header.deferred

@@ -130,9 +130,9 @@ class LineEntry:
     def call_before(self) -> LockUnavailable | None:
         """Return a refusal by the first call of the line; None if this call is first.
 
-        A call that has ended in another way, says its result, loses its place here. A
-        call that is first stays first, so it is not asked about again. Where too few
-        nodes tell, that is the refusal: the next votes may be for its lock.
+        The first call loses its place here if its stored result says that it has ended:
+        it did not leave the line itself. A call that was first once stays first, and
+        asks no more. If too few nodes answer, the refusal is their outage.
         """
         call = self.call
         for left in reversed(range(_MOST_BEFORE * self._is_in_order)):

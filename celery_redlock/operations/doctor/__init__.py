@@ -9,9 +9,9 @@ A *rule* is a function that looks at a ``Case`` and yields a ``Finding`` for eac
 problem. A healthy deployment yields none. The app is optional: the lock can be used
 without Celery.
 
-Read ``rule`` first. Every other file has the rules of one subject, and is found by
-itself: a new rule needs no registration. ``votes`` is about nodes that do not vote,
-``settings`` about the app and its tasks, and ``workers`` asks the running workers.
+Read ``rule`` first, and ``inquiry``, by which rules ask the running workers. Each other
+file has the rules of one subject: ``votes``, ``servers``, ``placement``, ``stores``,
+``settings``, ``workers``. A new rule needs no registration.
 """
 
 from __future__ import annotations
