@@ -194,7 +194,7 @@ class Scan:
         """The limits of which all permits were scanned for, the fullest first."""
         stem = self.pattern.removesuffix("*")
         is_whole = stem != self.pattern
-        found = limits_in_use(self.found)
+        found = _limits_in_use(self.found)
         return [one for one in found if is_whole and one.limit.key.startswith(stem)]
 
     @property
@@ -305,7 +305,7 @@ def locks_of(redlock: Redlock, base: str, pid: int | None) -> dict[str, set[Hold
     return found
 
 
-def limits_in_use(found: Iterable[SeenHolder]) -> list[LimitInUse]:
+def _limits_in_use(found: Iterable[SeenHolder]) -> list[LimitInUse]:
     """Return the limits of these permits, the fullest first.
 
     A plain lock of a key that has a limit for other clients counts: it is the first
@@ -376,7 +376,7 @@ def permits_of(redlock: Redlock, key: str) -> list[LimitInUse]:
     """
     most = Limit(key, MOST_PERMITS), Limit(key, MOST_PERMITS, period=1.0)
     names = [name for limit in most for name in limit.names()]
-    found = limits_in_use(scan(redlock, f"{escaped(key)}*", names=names).found)
+    found = _limits_in_use(scan(redlock, f"{escaped(key)}*", names=names).found)
     limits = (one for one in found if one.limit.key == key)
     return sorted(limits, key=lambda one: one.limit.period)
 

@@ -1,8 +1,8 @@
 """The latest releases by operators, for ``redlock show`` and the Django admin.
 
-A node keeps the latest `MOST` records (``locks.forced_release``), for `KEEP` seconds at
-most. No safety rests on them: without a record, a live holder finds its lock gone, and
-takes it again or loses it.
+A node keeps the latest 100 records (``locks.forced_release``), for 30 days at most. No
+safety rests on them: without a record, a live holder finds its lock gone, and takes it
+again or loses it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from celery_redlock.scripts.keys import Keys
 
 
-MOST = 100
-KEEP = 30 * 86400.0  # seconds
+_MOST = 100
+_KEEP = 30 * 86400.0  # seconds
 _MS = 1000
 
 
@@ -66,7 +66,7 @@ def force_release_words(
     queues = map(keys.wait_queue, waited_for)
     name = proof if looks else new_base()
     names = (*keys.locks(key), *queues, keys.releases)
-    return names, (proof, name, record.text(), round(KEEP * _MS), MOST)
+    return names, (proof, name, record.text(), round(_KEEP * _MS), _MOST)
 
 
 def forced_releases(redlock: Redlock, key: str | None = None) -> Releases:

@@ -64,7 +64,7 @@ _TOO_FEW = (
 _limit = LogLimit()
 
 
-def is_delayed(options: Mapping[str, Any]) -> bool:
+def _is_delayed(options: Mapping[str, Any]) -> bool:
     """Tell whether a call is not to run now, or was published before."""
     return any(options.get(name) for name in _DELAYED)
 
@@ -85,7 +85,7 @@ def send_announced(
     began = SYSTEM_CLOCK.monotonic()
     result = message.send(send, options)
     is_recent = SYSTEM_CLOCK.monotonic() - began < _LATEST
-    if message.id and message.key and is_recent and not is_delayed(options):
+    if message.id and message.key and is_recent and not _is_delayed(options):
         _announce(message, options)
     return result
 
@@ -123,7 +123,7 @@ def send_in_order(
     message: SentMessage, send: Callable[..., Any], /, **options: Any
 ) -> Any:
     """Send a call with these options of ``apply_async``, with a place in its line."""
-    if is_delayed(options) or message.task.app.conf.task_always_eager:
+    if _is_delayed(options) or message.task.app.conf.task_always_eager:
         return send(**options)
     joined: list[tuple[Redlock, str, str]] = []
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LEAST_TOKEN = 16  # characters
+_LEAST_TOKEN = 16  # characters
 EVERY = 2.0  # seconds between two refreshes of the page
 _SHARED_FOR = 1.0  # seconds for which viewers share one snapshot of the nodes
 _MOST_BYTES = 1 << 16  # of a form
@@ -182,10 +182,10 @@ class LockPage:
         *,
         hosts: Iterable[str] | None = None,
     ) -> None:
-        if token is not None and len(token) < LEAST_TOKEN:
+        if token is not None and len(token) < _LEAST_TOKEN:
             raise ConfigurationError(
                 f"The token of the page of locks has {len(token)} characters, and "
-                f"needs {LEAST_TOKEN} at least: it could be guessed. Make one with "
+                f"needs {_LEAST_TOKEN} at least: it could be guessed. Make one with "
                 '`python -c "import secrets; print(secrets.token_urlsafe())"`.'
             )
         is_service = isinstance(app_or_redlock, Redlock)

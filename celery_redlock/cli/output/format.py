@@ -201,7 +201,7 @@ def seen_document(lock: SeenHolder) -> dict[str, Any]:
         "key": lock.key,
         **holder_document(lock.holder),
         "permit": number,
-        "limit": limit and limit_document(limit),
+        "limit": limit and _limit_document(limit),
         "kept": lock.holder.is_kept,
         "ttl_left": finite(lock.ttl_left),
         "votes": lock.votes,
@@ -209,7 +209,7 @@ def seen_document(lock: SeenHolder) -> dict[str, Any]:
     }
 
 
-def limit_document(limit: Limit) -> dict[str, Any]:
+def _limit_document(limit: Limit) -> dict[str, Any]:
     """Return a limit for JSON. Its period is 0 if it is one of holders at once."""
     return {"key": limit.key, "most": limit.most, "period": limit.period}
 
@@ -230,7 +230,7 @@ def limits_document(
 ) -> list[dict[str, Any]]:
     """Return limits for JSON, with how many permits are in use, or also which."""
     return [
-        {**limit_document(one.limit), "in_use": one.in_use}
+        {**_limit_document(one.limit), "in_use": one.in_use}
         | ({"permits": [*map(seen_document, one.permits)]} if permits else {})
         for one in limits
     ]

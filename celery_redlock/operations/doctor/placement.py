@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.operations.inspect import NodeReport
 
-IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+_IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _FEW = 3
 _HERE = "this machine"
@@ -132,7 +132,7 @@ def password(case: Case) -> Iterator[Finding]:
             )
 
 
-def _remote(case: Case) -> Iterator[tuple[NodeAddress, IPAddress]]:
+def _remote(case: Case) -> Iterator[tuple[NodeAddress, _IPAddress]]:
     """Yield the nodes that are not on this machine, each with its worst address."""
     for address in case.redlock.addresses:
         elsewhere = [ip for ip in _ips_of(address) if not ip.is_loopback]
@@ -140,7 +140,7 @@ def _remote(case: Case) -> Iterator[tuple[NodeAddress, IPAddress]]:
             yield address, max(elsewhere, key=lambda ip: ip.is_global)
 
 
-def _ips_of(address: NodeAddress) -> list[IPAddress]:
+def _ips_of(address: NodeAddress) -> list[_IPAddress]:
     found = []
     for host in address.hosts:
         # It may be unknown, or no name at all.
