@@ -42,7 +42,7 @@ def connect() -> None:
 
 
 def _check_configuration(sender: Any, **_: object) -> None:
-    """End a worker that could run none of its tasks, with the reason."""
+    """End a worker, with the reason, if a setting or an option of a task is wrong."""
     tasks = lock_tasks(sender.app)
     try:
         for task in sender.app.tasks.values():

@@ -103,7 +103,7 @@ class NodeStatus:
 
     @property
     def can_tell(self) -> bool:
-        """Whether a lock that the node does not have is not held by its vote."""
+        """Whether a lock that the node does not have counts as not held there."""
         votes_else = self.state is NodeState.REFUSES and bool(self.view)
         return votes_else or self.state in (NodeState.VOTES, NodeState.UNSYNCED)
 
@@ -320,7 +320,7 @@ def lock_status(redlock: Redlock, key: str) -> LockStatus:
 
 
 def status_of(redlock: Redlock, seen: Inspection) -> LockStatus:
-    """Ask whether each node can tell, after they were asked who holds a key."""
+    """Return a lock that was inspected, with the status that each node has now."""
     nodes = node_status(redlock)
     return LockStatus(seen, nodes, other_settings(redlock, nodes))
 
@@ -536,7 +536,7 @@ def _acquire(client: NodeClient, *words: object) -> Any:
 
 
 def _refusal(*replies: object) -> str:
-    """Return why a node grants no lock that has replied so; ``""`` without an error."""
+    """Return why a node grants no lock: the first error in its replies, or ``""``."""
     error = next((str(it) for it in replies if isinstance(it, ErrorReply)), "")
     # Servers put the place in the script behind their first sentence, and advice.
     said = printable_line(error.removeprefix("ERR "), MOST_TOLD).partition(". ")[0]

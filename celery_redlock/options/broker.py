@@ -153,7 +153,7 @@ def _through(exchange: str, key: str) -> dict[str, str]:
 
 
 def _delayed_queue(app: Celery, exchange: str, key: str) -> Any:
-    """Return the queue of a delivery whose exchange delays calls; None for no such one.
+    """Return the queue of a delivery, if its exchange delays calls; else None.
 
     A call that was delayed has the routing key of its queue behind the delay.
     """

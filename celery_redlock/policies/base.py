@@ -358,8 +358,8 @@ class PublishDecision(Decision):
 
     Attributes:
         words_at_publish: What happens to the call.
-        raises: Whether the caller gets an exception. A call that is published when a
-            transaction commits is skipped instead.
+        raises: Whether the caller gets an exception. A call that a beat publishes, or
+            that is published when a transaction commits, is skipped instead.
     """
 
     __slots__ = ()
@@ -412,5 +412,5 @@ def policy(decision: _DecisionT) -> _DecisionT:
 
 
 def in_seconds(duration: Duration) -> float:
-    """Return the duration of a decision, which has read it; ``None`` is 0."""
+    """Return a field that ``_read_seconds`` has made a float; ``None`` is 0."""
     return cast("float", duration or 0.0)

@@ -41,9 +41,10 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
     """Republish the call; ``max_retries`` does not count it.
 
     It may run after ``countdown`` seconds; ``None``: the task's ``retry_countdown``.
-    If the running call began less than half a second ago, the call first waits for
-    ``patience`` seconds in its worker process; ``None``: half a second. So short runs
-    follow each other without a way through the broker.
+    If its turn may come soon, the call first waits for ``patience`` seconds in its
+    worker process; ``None``: half a second. So short runs follow each other without a
+    way through the broker. It may come soon if the running call began less than half a
+    second ago; in a backlog, if its turn is due within the patience.
     """
 
     name: ClassVar[str] = "retry"
@@ -129,7 +130,7 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
         return f"{what} ({place.before} of {place.waiting} that wait are before it)"
 
     def perform(self, call: WorkerCall) -> Any:
-        """Publish the call again, and end this copy of it; or first wait a moment."""
+        """Wait in the worker process first, if that is due; else republish the call."""
         if self.patience:
             return cast("RefusedCall", call).wait(in_seconds(self.patience))
         return call.republish(in_seconds(self.countdown))

@@ -250,7 +250,7 @@ class DecidedLoss(Generic[_T]):
         raise self.error from None
 
     def republish(self, countdown: float) -> NoReturn:
-        """Publish the call again, as often as the broker refuses it."""
+        """Publish the call again, and try until the broker accepts it."""
         while True:
             self.line.republish(self.error, countdown)
 

@@ -768,7 +768,7 @@ def _warn(base: type, method: str, consequence: str) -> None:
 
 
 def _may_call_on(call: Callable[..., Any]) -> bool:
-    """Tell whether a ``__call__`` may call the one that it takes the place of.
+    """Tell whether a ``__call__`` may call the method that it replaces.
 
     A decorator, such as one of Celery's ``task_annotations``, has that in a closure.
     """

@@ -19,7 +19,7 @@ class Html(str):
 
 
 def join(*parts: Any) -> Html:
-    """Return these parts one after the other. None is nothing."""
+    """Return these parts one after the other, without those that are None."""
     return Html("".join(_escaped(part) for part in parts if part is not None))
 
 

@@ -64,11 +64,10 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(one).is_loopback for one in addresses)
 
 
-def _missing(data: bytes) -> int | None:
-    """Return 0 if these bytes are a whole request, and None if more must come.
+def _refusal_status(data: bytes) -> int | None:
+    """Return the status with which a request is refused: 0 if it is whole and right.
 
-    Returns:
-        Else the status with which the request is refused.
+    None: more bytes of it must come.
     """
     head = _HEAD.search(data)
     if head is None or head.start() > _MOST_HEAD:
@@ -161,7 +160,7 @@ class LockServer(ThreadingMixIn, WSGIServer):
     def _read(self, sock: socket.socket) -> tuple[int, bytes]:
         """Return a whole request, or the status with which it is refused."""
         data, until = b"", SYSTEM_CLOCK.monotonic() + _READ_WITHIN
-        while (status := _missing(data)) is None:
+        while (status := _refusal_status(data)) is None:
             left = until - SYSTEM_CLOCK.monotonic()
             if left <= 0:
                 return 408, data
