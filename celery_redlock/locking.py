@@ -84,8 +84,9 @@ _OWN_PROCESS = (
     "with wait=, or use the lease of that block."
 )
 
-# Process, thread; weak references to the greenlet and the tasks of asyncio and trio.
-_Execution: TypeAlias = tuple[int, int, object, object, object]
+# A flow of control: process and thread; weak references to the greenlet and the tasks
+# of asyncio and trio.
+_Flow: TypeAlias = tuple[int, int, object, object, object]
 
 # What `lock` gets as functions in place of the methods of a `Hold`.
 _HOOKS = ("on_acquired", "on_renewed", "on_lost", "on_cancelled", "on_released")
@@ -146,7 +147,7 @@ class _Block:
 
     __slots__ = (
         "__weakref__",
-        "_execution",
+        "_flow",
         "generator",
         "is_open",
         "lease",
@@ -156,7 +157,7 @@ class _Block:
     def __init__(self, redlock: Redlock, lease: Lease, frame: FrameType | None) -> None:
         self.redlock, self.lease = redlock, lease
         self.is_open = True
-        self._execution = _execution()
+        self._flow = _flow()
         frame = _frame_of_block(frame)
         is_generator = frame is not None and frame.f_code.co_flags & _IS_GENERATOR
         # A frame of a generator does not keep its generator alive.
@@ -169,17 +170,17 @@ class _Block:
         self.is_open, self.generator = False, None
         _blocks.set(_open_blocks())  # in this context; others forget it later
 
-    def is_around(self, execution: _Execution, *, event_loop: bool) -> bool:
-        """Tell whether the code that runs now is inside, as part of this execution.
+    def is_around(self, flow: _Flow, *, event_loop: bool) -> bool:
+        """Tell whether the code that runs now is inside of the block.
 
         Args:
-            execution: What runs now.
+            flow: The flow of control of this code.
             event_loop: Whether it is also inside if the block is around its event loop.
         """
-        theirs = self._execution
-        if theirs != execution:
-            is_around_loop = theirs[:2] == execution[:2] and theirs[3:] == (None, None)
-            if not (event_loop and is_around_loop and execution[3:] != (None, None)):
+        theirs = self._flow
+        if theirs != flow:
+            is_around_loop = theirs[:2] == flow[:2] and theirs[3:] == (None, None)
+            if not (event_loop and is_around_loop and flow[3:] != (None, None)):
                 return False
         is_running = self.generator is None or _is_running(self.generator)
         return self.is_open and is_running
@@ -209,7 +210,7 @@ def _blocks_around(*, event_loop: bool = False) -> Iterator[_Block]:
     references = _blocks.get()
     if not references:
         return
-    here = _execution()
+    here = _flow()
     for reference in reversed(references):
         block = reference()
         if block is not None and block.is_around(here, event_loop=event_loop):
@@ -238,8 +239,8 @@ def _is_running(wanted: FrameType) -> bool:
     return frame is wanted
 
 
-def _execution() -> _Execution:
-    """Identify what runs now. No copy of a context has the identity of another one."""
+def _flow() -> _Flow:
+    """Return the flow of control that runs now. No copy of a context has it."""
     task, trio_task = _asyncio_task(), _trio_task()
     # SQLAlchemy runs blocking code of a coroutine in a greenlet, and awaits it.
     green = _greenlet() if task is None else None
