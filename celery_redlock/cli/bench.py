@@ -30,23 +30,25 @@ _TTL = 5.0  # seconds until a lock expires if the command is killed
 _BARS, _WIDEST = 10, 40
 
 
-def within(seconds: Sequence[float], share: float) -> float:
-    """Return the time of this percentile of sorted durations."""
+def _percentile(seconds: Sequence[float], share: float) -> float:
+    """Return the duration within which this share of sorted durations is."""
     return seconds[min(len(seconds) - 1, int(share * len(seconds)))]
 
 
-def times(seconds: Sequence[float]) -> dict[str, float]:
+def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
     """Return percentiles and the longest of sorted durations, in milliseconds."""
-    found = {f"p{share * 100:.0f}": within(seconds, share) * _MS for share in _SHARES}
+    found = {
+        f"p{share * 100:.0f}": _percentile(seconds, share) * _MS for share in _SHARES
+    }
     return {**found, "max": seconds[-1] * _MS}
 
 
-def histogram(seconds: Sequence[float]) -> list[tuple[float, float, int]]:
+def _histogram(seconds: Sequence[float]) -> list[tuple[float, float, int]]:
     """Return bars from the least to the 99th percentile, and one for the rest.
 
     Each is from, to (both in milliseconds) and how many.
     """
-    least, most = seconds[0], within(seconds, _SHARES[-1])
+    least, most = seconds[0], _percentile(seconds, _SHARES[-1])
     step = (most - least) / _BARS or 1e-6
     counts = Counter(min(_BARS, int((time - least) / step)) for time in seconds)
     edges = [least + step * number for number in range(_BARS + 1)] + [seconds[-1]]
@@ -87,11 +89,12 @@ def bench(session: Session, *, count: int) -> None:
         [head, "", *_table(each), "", *_bars(both), *unseen_lines(unseen)],
         lambda: {
             "count": count,
-            "quorum": {name: times(them) for name, them in measured.items()},
-            "nodes": {name: times(them) for name, them in alone.items()} | unseen,
+            "quorum": {name: _percentiles(them) for name, them in measured.items()},
+            "nodes": {name: _percentiles(them) for name, them in alone.items()}
+            | unseen,
             "histogram": [
                 {"from": start, "to": end, "count": number}
-                for start, end, number in histogram(both)
+                for start, end, number in _histogram(both)
             ],
         },
     )
@@ -147,14 +150,14 @@ def _table(measured: dict[str, list[float]]) -> list[str]:
         Column("LONGEST", right=True),
     ]
     rows: list[Row] = [
-        [name, *(f"{time:.2f}" for time in times(them).values())]
+        [name, *(f"{time:.2f}" for time in _percentiles(them).values())]
         for name, them in measured.items()
     ]
     return table(columns, rows)
 
 
 def _bars(seconds: Sequence[float]) -> list[str]:
-    bars = histogram(seconds)
+    bars = _histogram(seconds)
     most = max(number for _, _, number in bars)
     rows: list[Row] = []
     for start, end, number in bars:

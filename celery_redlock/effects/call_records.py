@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-AT_ONCE = 1000  # records that one transaction deletes
+_AT_ONCE = 1000  # records that one transaction deletes
 _IDLE = 0  # libpq's word for a connection that is in no transaction
 
 
@@ -201,7 +201,7 @@ def delete_old_records(app: Celery) -> int:
 
     def delete_in(store: RecordStore) -> int:
         deleted = 0
-        while count := store.delete_older(than, AT_ONCE):
+        while count := store.delete_older(than, _AT_ONCE):
             deleted += count
         return deleted
 

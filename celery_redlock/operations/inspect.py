@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _SAMPLE = 500  # keys
 _TRIAL_MS = 1000
-T = TypeVar("T")
+_T = TypeVar("_T")
 _CLOCK_READINGS = 12
 _PAUSED = (
     "see whether writes are paused (CLIENT PAUSE, or a FAILOVER that has not ended), "
@@ -370,9 +370,9 @@ def _look(redlock: Redlock) -> list[NodeStatus]:
 
 def each_answering(
     redlock: Redlock,
-    visit: Callable[[NodeClient], T],
+    visit: Callable[[NodeClient], _T],
     nodes: Iterable[NodeStatus] = (),
-) -> PerNode[T]:
+) -> PerNode[_T]:
     """Call a function for all nodes, but those that are silent; see ``each_node``."""
     silent = {it.label: it.reason for it in nodes if it.state is NodeState.SILENT}
     addresses = [it for it in redlock.addresses if it.name not in silent]

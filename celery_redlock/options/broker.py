@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from celery import Celery, Task
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _KOMBU: Any = kombu  # has no types
 _DELAY = re.compile(r"^(?:[01]\.){28}")  # in front of the routing key
 _RETRIES_LOST = "retry_on_worker_lost"
@@ -228,7 +228,7 @@ def _matches(pattern: list[str], words: list[str]) -> bool:
     return bool(words) and first in ("*", words[0]) and _matches(rest, words[1:])
 
 
-def answer_of(ask: Callable[[], T], *, within: float) -> T:
+def answer_of(ask: Callable[[], _T], *, within: float) -> _T:
     """Return what an inquiry over the broker returns; give it up when that is late.
 
     A broker that takes a connection and says nothing, such as a Redis that hangs, has
@@ -242,7 +242,7 @@ def answer_of(ask: Callable[[], T], *, within: float) -> T:
         OperationalError: There was no answer in time.
         Exception: The error of the inquiry.
     """
-    answers: list[T] = []
+    answers: list[_T] = []
     errors: list[Exception] = []
 
     def run() -> None:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAST_TOKEN = 16  # characters
-EVERY = 2.0  # seconds between two refreshes of the page
+_EVERY = 2.0  # seconds between two refreshes of the page
 _SHARED_FOR = 1.0  # seconds for which viewers share one snapshot of the nodes
 _MOST_BYTES = 1 << 16  # of a form
 _MOST_FIELDS = 100
@@ -555,7 +555,7 @@ class LockPage:
             tag("p", id="stale", class_="note error", role="status", hidden=True),
             body,
             tag("p", foot, id="foot", class_="faint", data_live=True) if foot else None,
-            data_every=f"{EVERY:g}",
+            data_every=f"{_EVERY:g}",
         )
         page = tag("html", head, tag("body", top, main), lang="en")
         return _Response(f"<!doctype html>\n{page}\n", status=status)
