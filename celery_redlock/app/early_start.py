@@ -11,12 +11,12 @@ waits::
                               ``EarlyStarts.add``      still held: wait on (``retry``)
                                         │              else:       start
                                         ▼
-      line of the key, by the time of publishing ──► head of the line: start
+      calls of the key, by the time of publishing ──► the first one: start
                                         ▲
       a node: released, or free ──► KeyWatch (thread) ──► socket ──► event loop
 
-A worker joins the wait queues of the nodes once for each key, with the rank of the head
-of its line. A release wakes the first worker of the queue. It starts one call and joins
+A worker joins the wait queues of the nodes once for each key, with the rank of its
+first call. A release wakes the first worker of the queue. It starts one call and joins
 again. The call then tries for its lock as each call does: the lock alone decides.
 
 A call that was started has its lock a moment after a process has begun with it, or was
@@ -85,8 +85,8 @@ class WaitingCall:
             message once more.
         entry: Its entry in Celery's timer; None when it was started.
         started_at: Instant of its start.
-        is_in_line: Whether it is in the line of its key. If there are lines of too many
-            keys, it only waits for its countdown.
+        waits_for_lock: Whether it waits for its lock, too. If calls of too many keys
+            wait, it only waits for its countdown.
     """
 
     starts: EarlyStarts
@@ -98,25 +98,25 @@ class WaitingCall:
     leave_at: float
     entry: Any = None
     started_at: float = 0.0
-    is_in_line: bool = False
+    waits_for_lock: bool = False
 
 
 @dataclass(eq=False, slots=True)
-class _Line:
-    """The calls of one key in this worker.
+class _KeyCalls:
+    """The refused calls of one key in this worker.
 
     Attributes:
-        calls: A heap of rank, number, call. Those that were started are passed over.
+        heap: A heap of rank, number, call. Calls that were started are passed over.
         waiting: How many of them wait.
         trying: The calls that were started and may still try for their lock.
         room: How many calls could have got the key at the last look; `OTHERS_FIRST`: it
             is the turn of a call in another worker. That call may have ended, so the
-            head of this line starts when its countdown is over, and asks.
+            first one here starts when its countdown is over, and asks.
         seen_at: Instant of this look.
         is_watched: Whether `KeyWatch` looks at the key.
     """
 
-    calls: list[tuple[int, int, WaitingCall]] = field(default_factory=list)
+    heap: list[tuple[int, int, WaitingCall]] = field(default_factory=list)
     waiting: int = 0
     trying: set[WaitingCall] = field(default_factory=set)
     room: int = 0
@@ -129,11 +129,15 @@ class _Line:
         self.trying = {call for call in self.trying if call.started_at > since}
         return len(self.trying)
 
+    def has_room(self, now: float) -> bool:
+        """Tell whether the last look saw room for more calls than try for locks."""
+        return self.room > self.tries(now)
+
     def head(self) -> WaitingCall | None:
         """Return the waiting call that was published first."""
-        while self.calls and self.calls[0][2].entry is None:
-            heapq.heappop(self.calls)
-        return self.calls[0][2] if self.calls else None
+        while self.heap and self.heap[0][2].entry is None:
+            heapq.heappop(self.heap)
+        return self.heap[0][2] if self.heap else None
 
 
 class EarlyStarts:
@@ -153,7 +157,7 @@ class EarlyStarts:
     ) -> None:
         self._timer, self._clock, self._stays_for = timer, clock, stays_for
         self._redlock = redlock
-        self._lines: dict[Wanted, _Line] = {}
+        self._by_key: dict[Wanted, _KeyCalls] = {}
         self._calls: set[WaitingCall] = set()  # those with an entry in the timer
         self._news: deque[Callable[[], None]] = deque()
         self._number = 0
@@ -174,7 +178,7 @@ class EarlyStarts:
         """Forget all calls: the connection that has brought them is closed."""
         self._watch.stop()
         hub.remove_reader(self._reader)
-        self._lines.clear()
+        self._by_key.clear()
         for call in self._calls:
             # The broker delivers it again. Celery runs timers in a thread while a pool
             # of processes ends, which takes no further calls.
@@ -214,20 +218,20 @@ class EarlyStarts:
 
     def _when_told(self, wanted: Wanted, room: int, *, is_woken: bool) -> None:
         """Start as many calls as can have the key, and watch it for the rest."""
-        line = self._lines.get(wanted)
-        if line is None or not line.is_watched:
+        key_calls = self._by_key.get(wanted)
+        if key_calls is None or not key_calls.is_watched:
             return
-        line.room, line.seen_at = room, self._clock.monotonic()
+        key_calls.room, key_calls.seen_at = room, self._clock.monotonic()
         # A release wakes this worker for a call that is not on its way yet.
-        number = room if is_woken else room - line.tries(line.seen_at)
+        number = room if is_woken else room - key_calls.tries(key_calls.seen_at)
         started = 0
-        while started < number and (head := line.head()) is not None:
-            self._start(head, line)
+        while started < number and (head := key_calls.head()) is not None:
+            self._start(head, key_calls)
             started += 1
-        if not line.waiting:
-            self._forget(wanted, line, passes_on=not started and number > 0)
+        if not key_calls.waiting:
+            self._forget(wanted, key_calls, passes_on=not started and number > 0)
         elif started:
-            self._look(wanted, line)
+            self._look(wanted, key_calls)
 
     # -- calls -------------------------------------------------------------------------
 
@@ -255,18 +259,18 @@ class EarlyStarts:
             leave_at=now + self._stays_for if waits.waits_on else now,
         )
         self._enter(call, at)
-        line = self._lines.get(wanted)
-        if line is None and (self._is_stopped or len(self._lines) >= _MOST_KEYS):
+        key_calls = self._by_key.get(wanted)
+        if key_calls is None and (self._is_stopped or len(self._by_key) >= _MOST_KEYS):
             return call.entry
-        if line is None:
-            line = self._lines[wanted] = _Line()
-        request.redlock_waiting, call.is_in_line = call, True
+        if key_calls is None:
+            key_calls = self._by_key[wanted] = _KeyCalls()
+        request.redlock_waiting, call.waits_for_lock = call, True
         self._number += 1
-        heapq.heappush(line.calls, (waits.rank, self._number, call))
-        line.waiting += 1
-        has_turn = wanted.in_order and call is line.head()
-        if not line.is_watched or line.room > line.tries(now) or has_turn:
-            self._look(wanted, line)
+        heapq.heappush(key_calls.heap, (waits.rank, self._number, call))
+        key_calls.waiting += 1
+        has_turn = wanted.in_order and call is key_calls.head()
+        if not key_calls.is_watched or key_calls.has_room(now) or has_turn:
+            self._look(wanted, key_calls)
         return call.entry
 
     def _enter(self, call: WaitingCall, at: float) -> None:
@@ -284,16 +288,16 @@ class EarlyStarts:
         """
         if call.entry is None:
             return
-        line = self._lines.get(call.waits.wanted) if call.is_in_line else None
-        if line is None:
+        key_calls = self._by_key.get(call.waits.wanted) if call.waits_for_lock else None
+        if key_calls is None:
             self._calls.discard(call)
             call.entry = None
             call.start()
             return
         now = self._clock.monotonic()
-        is_for_head = line.room == OTHERS_FIRST and call is line.head()
-        is_known = now - line.seen_at < _BELIEVED_FOR
-        is_held = line.room <= line.tries(now) and is_known and not is_for_head
+        is_for_head = key_calls.room == OTHERS_FIRST and call is key_calls.head()
+        is_known = now - key_calls.seen_at < _BELIEVED_FOR
+        is_held = not (key_calls.has_room(now) or is_for_head) and is_known
         pause = jittered(call.pause, 0.75, 1.25)
         if is_held and now + pause < call.leave_at and not _is_over(request):
             self._enter(call, now + pause)
@@ -301,9 +305,9 @@ class EarlyStarts:
                 request._eta_timer_entry = call.entry  # noqa: SLF001
             self._keep_place(call, pause)
             return
-        self._start(call, line)
-        if not line.waiting:
-            self._forget(call.waits.wanted, line, passes_on=False)
+        self._start(call, key_calls)
+        if not key_calls.waiting:
+            self._forget(call.waits.wanted, key_calls, passes_on=False)
 
     def _keep_place(self, call: WaitingCall, seconds: float) -> None:
         waits = call.waits
@@ -317,14 +321,14 @@ class EarlyStarts:
                 only_if_there=True,
             )
 
-    def _start(self, call: WaitingCall, line: _Line) -> None:
+    def _start(self, call: WaitingCall, key_calls: _KeyCalls) -> None:
         """Hand a call to the pool, as Celery does when its countdown is over."""
         call.entry.cancel()
         call.entry = None
         self._calls.discard(call)
-        line.waiting -= 1
+        key_calls.waiting -= 1
         call.started_at = self._clock.monotonic()
-        line.trying.add(call)
+        key_calls.trying.add(call)
         self._apply(call.start)
 
     def accepted(self, call: WaitingCall) -> None:
@@ -341,19 +345,19 @@ class EarlyStarts:
         self._in_loop(lambda: self._has_tried(call))
 
     def _has_tried(self, call: WaitingCall) -> None:
-        line = self._lines.get(call.waits.wanted)
-        if line is None or call not in line.trying:
+        key_calls = self._by_key.get(call.waits.wanted)
+        if key_calls is None or call not in key_calls.trying:
             return
-        line.trying.discard(call)
-        if line.waiting:
-            if line.room:
-                self._look(call.waits.wanted, line)
-        elif not line.trying:
-            del self._lines[call.waits.wanted]
+        key_calls.trying.discard(call)
+        if key_calls.waiting:
+            if key_calls.room:
+                self._look(call.waits.wanted, key_calls)
+        elif not key_calls.trying:
+            del self._by_key[call.waits.wanted]
 
-    def _look(self, wanted: Wanted, line: _Line) -> None:
+    def _look(self, wanted: Wanted, key_calls: _KeyCalls) -> None:
         """Let `KeyWatch` look at a key now, and watch it from now on."""
-        head = line.head()
+        head = key_calls.head()
         if head is None:
             return
         is_turn = None
@@ -364,15 +368,15 @@ class EarlyStarts:
         except RuntimeError:  # no further thread can start
             log.warning("Calls wait for their countdowns: no further thread starts.")
         else:
-            line.is_watched = True
+            key_calls.is_watched = True
 
-    def _forget(self, wanted: Wanted, line: _Line, *, passes_on: bool) -> None:
+    def _forget(self, wanted: Wanted, key_calls: _KeyCalls, *, passes_on: bool) -> None:
         """Watch a key no more: no call waits for it."""
-        if line.is_watched:
-            line.is_watched = False
+        if key_calls.is_watched:
+            key_calls.is_watched = False
             self._watch.forget(wanted, passes_on=passes_on)
-        if not line.trying:
-            self._lines.pop(wanted, None)
+        if not key_calls.trying:
+            self._by_key.pop(wanted, None)
 
 
 def _is_over(request: Request) -> bool:
@@ -416,7 +420,7 @@ class EarlyStartStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 class Consumer:
-    """Celery's consumer, with a timer that knows the lines of waiting calls.
+    """Celery's consumer, with a timer by which refused calls can start early.
 
     Celery's strategies enter a call with a countdown in ``consumer.timer``.
     """
@@ -430,7 +434,7 @@ class Consumer:
 
 
 class _Timer:
-    """Celery's timer, with lines of the calls that wait for a lock."""
+    """Celery's timer, which leaves calls that wait for a lock to `EarlyStarts`."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
@@ -446,7 +450,7 @@ class _Timer:
         kwargs: Any = None,
         priority: int = 0,
     ) -> Any:
-        """Enter a call in the timer, and in the line of the lock that it waits for."""
+        """Enter a call in the timer; if it waits for a lock, by `EarlyStarts.add`."""
         starts: EarlyStarts | None = getattr(self._consumer, _ATTRIBUTE, None)
         waits = getattr(args[0], "redlock_waits", None) if args else None
         if starts is None or waits is None:

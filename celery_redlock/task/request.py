@@ -122,12 +122,12 @@ class RedlockRequest(Request):
 
     @property
     def redlock_waiting(self) -> WaitingCall | None:
-        """The call in the line of its key; None if it has not waited here."""
+        """The call as `EarlyStarts` knows it; None if it has not waited here."""
         return self._redlock_waiting
 
     @redlock_waiting.setter
     def redlock_waiting(self, call: WaitingCall) -> None:
-        """Note the wait of this call: its line is told when the call ends."""
+        """Note the wait of this call: `EarlyStarts` is told when the call ends."""
         self._redlock_waiting = call
         # The class that Celery makes of this one has an `on_success` of its own, which
         # does not call that of its base class.
@@ -142,13 +142,13 @@ class RedlockRequest(Request):
         return not groups or "task" in groups
 
     def on_accepted(self, *args: Any, **kwargs: Any) -> Any:
-        """Tell the line of its key that the call tries for its lock now."""
+        """Tell `EarlyStarts` that the call tries for its lock now."""
         if (call := self.redlock_waiting) is not None:
             call.starts.accepted(call)
         return super().on_accepted(*args, **kwargs)
 
     def _end_wait_of_success(self, *args: Any, **kwargs: Any) -> Any:
-        """Tell the line of its key that this copy has ended."""
+        """Tell `EarlyStarts` that this copy has ended."""
         self._end_wait()
         return type(self).on_success(self, *args, **kwargs)
 

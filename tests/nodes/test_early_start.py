@@ -202,7 +202,7 @@ def test_call_beyond_the_most_keys_does_not_end_the_line_of_later_ones(
     loop.add("beyond", Wanted(key), after=3.0)  # the other one starts long before
     loop.until_started("other")
     loop.ended("other")
-    until(lambda: loop.hub.run_once() or not loop.starts._lines, what="no line")  # noqa: SLF001
+    until(lambda: loop.hub.run_once() or not loop.starts._by_key, what="no call")  # noqa: SLF001
     state.revoked.add("beyond")
 
     loop.add("later", Wanted(key))
