@@ -4,9 +4,9 @@ Read in this order: ``call_key`` (a call is reduced to the name that it locks),
 ``arguments`` (all options with their types and meanings); then their groups, each with
 its defaults and what it refuses: ``key_options``, ``unique_options``,
 ``policy_options`` (each policy adds its own rules, see ``policies``) and
-``exactly_once``; ``lock_options`` (all groups together). ``values`` reads durations and
-flags, ``foreign`` has options of other libraries, which are refused, and ``broker``
-says how calls wait in the broker of an app.
+``exactly_once``; ``lock_options`` (all groups together). ``values`` checks flags, and
+puts the name of an option in front of its error, ``foreign`` has options of other
+libraries, which are refused, and ``broker`` says how calls wait in an app's broker.
 """
 
 __all__ = [
