@@ -720,6 +720,20 @@ BUGS = (
         ),
         note="The network of the simulator resends releases first.",
     ),
+    Bug(
+        name="replacement-that-meets-its-parent",
+        effect=Effect.JOB_LOST,
+        text="A call that replaced itself with a chain or a group was about to end, "
+        "when a member with its key met its lock. The member was skipped as a "
+        "duplicate, and with it all that the call had replaced itself with.",
+        found_by=Finder.REVIEW,
+        fixed_in="8d727907",
+        way=Guard(
+            "tests/worker/test_canvas.py::"
+            "test_call_that_replaces_itself_runs_what_it_has_sent_with_its_key"
+        ),
+        note="The torture has no call that replaces itself.",
+    ),
     # -- jobs that run twice ---------------------------------------------------------
     Bug(
         name="older-call-runs-after-the-newest",
@@ -1105,6 +1119,34 @@ BUGS = (
         ),
         note="The torture stops a RabbitMQ, and kills a Redis.",
     ),
+    Bug(
+        name="releases-that-join-the-queue-again",
+        effect=Effect.LATE,
+        text="Of several releases that were sent again, the first ended the connection "
+        "while the next one was being made. The second joined the requests that wait, "
+        "and the loop that sends these put it back each time: for up to ten seconds no "
+        "lock of the process was granted or renewed. Found at seed 4033830, as 3,000 "
+        "operations at one instant.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="e04d1a29",
+        way=Guard(
+            "tests/unit/lock/test_pending_releases.py::"
+            "test_releases_whose_connection_ends_while_the_next_one_is_made_wait_for_it"
+        ),
+    ),
+    Bug(
+        name="outbox-behind-a-thousand-messages",
+        effect=Effect.LATE,
+        text="A thousand messages of the outbox that cannot be published kept all "
+        "later ones of processes that were killed from the broker, for ever.",
+        found_by=Finder.REVIEW,
+        fixed_in="88ad61ad",
+        way=Guard(
+            "tests/contrib/test_outbox.py::"
+            "test_many_messages_that_cannot_be_published_stop_no_other"
+        ),
+        note="The torture has no message that cannot be published.",
+    ),
     # -- wrong statements ------------------------------------------------------------
     Bug(
         name="password-in-a-name",
@@ -1222,6 +1264,32 @@ BUGS = (
         way=Guard(
             "tests/unit/lock/test_script_request.py::"
             "test_verdict_is_certain_when_no_vote_can_change_it"
+        ),
+    ),
+    Bug(
+        name="soft-limit-in-the-commit",
+        effect=Effect.STATEMENT,
+        text="A soft time limit that was over in the commit or the release became the "
+        "result of a call whose body had returned in time and whose effects were "
+        "committed. Who sends such a call again does its work twice.",
+        found_by=Finder.REVIEW,
+        fixed_in="a375255f",
+        way=Guard(
+            "tests/worker/test_exactly_once.py::"
+            "test_soft_limit_that_is_over_in_the_commit_has_no_effect"
+        ),
+        note="The torture's bodies with a soft limit have no commit.",
+    ),
+    Bug(
+        name="chord-that-is-given-none",
+        effect=Effect.STATEMENT,
+        text="A member of a chord whose task ignores its result recorded None. A copy "
+        "of it after a kill gave None to the body of the chord.",
+        found_by=Finder.REVIEW,
+        fixed_in="f60be9d1",
+        way=Guard(
+            "tests/contrib/test_exactly_once.py::"
+            "test_chord_is_given_the_recorded_result_of_a_member_that_stores_none"
         ),
     ),
 )
