@@ -596,7 +596,8 @@ class WakeupOracle:
         self._waiting: dict[Thread, tuple[Operation, float]] = {}
         self._waited: list[tuple[Operation, float]] = []  # and until when
         self._ends: dict[tuple[str, str], float] = {}
-        self._may_expire: set[str] = set()  # keys whose end no node announces
+        # Locks whose end no node announces, each on the nodes that have it.
+        self._may_expire: set[tuple[str, str]] = set()
 
     def wait_begun(self, thread: Thread, operation: Operation) -> None:
         """Observe a thread that begins to wait for a lock."""
@@ -631,10 +632,11 @@ class WakeupOracle:
             return
         if name.startswith("acquire"):
             self._check_all(names, now)
+        there = {(key, server.name) for key in names}
         if name == "release":
-            self._may_expire.difference_update(names)
+            self._may_expire -= there
         else:
-            self._may_expire.update(names)
+            self._may_expire |= there
         ttls = [int(args[_TTL_AT[name]])] * len(names)
         if name == "acquire_permits":
             ttls = [int(word) for word in args[8 + len(names) :: 3]]
@@ -665,8 +667,9 @@ class WakeupOracle:
         others += [operation for operation, until in self._waited if until > free_since]
         are_alike = all(_choices(other) == choices for other in others)
         names = {name for each in choices for name in each}
+        may_expire = any(name in names for name, _ in self._may_expire)
         # Who waits for one permit of several may be woken for another one.
-        if not self._may_expire.isdisjoint(names) or (wanted.limits and not are_alike):
+        if may_expire or (wanted.limits and not are_alike):
             bound += _POLLS_EVERY * max(2, self._oracle.nodes)
         if free_for > bound:
             self._oracle.find(

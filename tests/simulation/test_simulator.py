@@ -6,7 +6,9 @@ import gc
 import threading
 import zlib
 from random import Random
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
@@ -20,8 +22,9 @@ from tests.conftest import with_long
 from tests.simulation.history import play
 from tests.simulation.minimise import minimised
 from tests.simulation.network import Conditions, Connection, Network, SimConnection
-from tests.simulation.oracles import Oracle
+from tests.simulation.oracles import Oracle, WakeupOracle
 from tests.simulation.patches import simulated_core
+from tests.simulation.plan import Operation
 from tests.simulation.planner import KEYS, PERMITS, plan_of
 from tests.simulation.planted_bugs import PLANTED_BUGS, PlantedBug
 from tests.simulation.server import Server, ServerClock
@@ -276,3 +279,36 @@ def test_node_that_crashed_during_a_hang_answers_in_order_afterwards(
     client.reader.feed(connection.recv(1000))
     assert client.reader.gets() == [b"subscribe", b"c", 1]
     assert str(client.reader.gets()).startswith("NOSCRIPT")
+
+
+def test_lock_that_is_released_on_one_node_may_expire_on_others() -> None:
+    """Nobody wakes a waiter when it expires, so the waiter may learn of it by a look.
+
+    Seed 4059392: a client released its split vote on a third node.
+    """
+    world = SimpleNamespace(now=0.0)
+    process = SimpleNamespace(dead=False)
+    found: list[str] = []
+    oracle: Any = SimpleNamespace(nodes=3, find=lambda _, text: found.append(text))
+    waits = WakeupOracle(oracle)
+
+    def executed(script: str, node: str, *args: bytes) -> None:
+        server: Any = SimpleNamespace(name=node, world=world)
+        waits.executed(server, script, [b"p:lock:a"], [*args], 1)
+
+    for node in ("n0", "n1"):
+        executed("acquire", node, b"token", b"info", b"500")
+    thread: Any = mock.Mock(process=process, world=world)
+    waits.wait_begun(thread, Operation("run", "a", 0.0, 0.1, wait=9.0))
+    executed("acquire", "n2", b"other", b"info", b"500")
+    executed("release", "n2", b"other", b"0")
+    world.now = 0.5 + 1.0
+    executed("acquire", "n0", b"late", b"info", b"500")
+    assert not found
+
+    for node in ("n0", "n1"):
+        executed("release", node, b"late", b"0")
+    world.now += 1.0
+    executed("acquire", "n0", b"later", b"info", b"500")
+
+    assert found == ["'a' was free for 1.000 s while a client waited"]
