@@ -26,6 +26,7 @@ waiter that finds a permit free, and was not woken for it, first waits for a mom
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.backoff import doubled, jittered
@@ -37,7 +38,7 @@ from celery_redlock.scripts import (
     LEAVE_WAIT_QUEUE,
 )
 from celery_redlock.wire.requests import majority_answered
-from celery_redlock.wire.steps import Ask, Listen
+from celery_redlock.wire.steps import Ask, Listen, Sleep
 
 if TYPE_CHECKING:
     from celery_redlock.locks.permits import Choice
@@ -52,6 +53,7 @@ _LEAST_LOOK_EVERY = 1.0
 _DEAF_LOOK_EVERY = 0.3  # while too few nodes can be listened to
 _GRACE = 0.02  # seconds for the other nodes to wake the waiter, too
 _FREE_LOOKS_AT_ONCE, _LONGEST_GRACE = 2, 64 * _GRACE
+_TRIES_AT_ONCE = 2
 _AFTER_END = 0.05  # seconds after the end of the holder's ttl
 _QUEUE_TTL_MS = 60_000  # many times as long as the longest pause between two looks
 _MS, _US = 1000, 1_000_000
@@ -87,11 +89,18 @@ class WaitQueue:
         self._listener = listener
         self._was_woken = False
         self._free_looks = 0  # in a row, with tries that found the lock held
+        # Who needs a start and another permit rests no longer than until the next one
+        # is allowed, on average.
+        starts = [limit.period / limit.most for limit in limits if limit.period]
+        needs_more = len(limits) > 1 and bool(starts)
+        self._longest_rest = min(*starts, _LONGEST_GRACE) if needs_more else 0.0
+        self._soon_tries, self._rested_at = 0, -math.inf
         self._rank = round(self._clock.wall() * _US)
         self._waiter = listener.add_waiter()
 
     def pause(self, until: float) -> Steps[None]:
         """Wait until the lock seems worth another try, or until this instant."""
+        yield from self._rest(until)
         self._was_woken = False
         while self._clock.monotonic() < until:
             self._waiter.reset()
@@ -161,6 +170,23 @@ class WaitQueue:
             return ends_in(ballot) if is_held else None
         found = occupancies(self._choice.limits, request.replies, ballot.quorum)
         return max((one.free_in() for one in found or () if one.is_full), default=None)
+
+    def _rest(self, until: float) -> Steps[None]:
+        """Pause between tries for a start that follow each other too soon.
+
+        A node wakes a waiter for one permit, and cannot know that the waiter lacks
+        another one. A try without success passes the wake-up on. So without a pause,
+        waiters would wake each other for as long as the start is missing.
+        """
+        if not self._longest_rest:
+            return
+        now = self._clock.monotonic()
+        is_soon = now < self._rested_at + 2 * self._longest_rest
+        self._soon_tries = self._soon_tries + 1 if is_soon else 0
+        if self._soon_tries > _TRIES_AT_ONCE:
+            pause = doubled(_GRACE, self._soon_tries, self._longest_rest)
+            yield Sleep(min(jittered(pause), max(0.0, until - now)))
+        self._rested_at = self._clock.monotonic()
 
     def _slow_down(self, until: float) -> Steps[None]:
         """Pause when looks say "free" and tries say "held", time after time.

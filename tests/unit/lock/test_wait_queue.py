@@ -334,3 +334,21 @@ def test_wakeup_that_cannot_be_used_is_passed_on_after_a_look_that_saw_all_free(
     wait.pause(1)
 
     assert woken == [b"behind"] * 3
+
+
+def test_wakeups_for_one_permit_bring_few_tries_while_the_start_is_missing(
+    wait: Wait,
+) -> None:
+    """Others that wait pass theirs on, each by a try, for as long as it is missing."""
+    clock = wait.clock
+    wait.wait_for_permits(Limit("k", 2), Limit("k", 1, 40.0))
+    wait.hold_for(40_000, key="k@@1")
+    until, tries = clock.monotonic() + 20.0, 0
+
+    while clock.monotonic() < until:
+        for node in range(3):
+            wait.wake_at(0.01, node)
+        wait.pause(until - clock.monotonic())
+        tries += 1
+
+    assert tries < 40
