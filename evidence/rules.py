@@ -328,7 +328,7 @@ RULES = (
         name="names",
         text="A permit is a lock on one of n names; nodes do not count holders.",
         specification=WithoutRule("keys", "NAMES"),
-        simulator=Planted("counter on each node"),
+        simulator=Scenario("counter on each node"),
         why_not={
             "torture": "`python -m tests.torture --kinds limited --plant 'own "
             "permits'` plants it; not run here"

@@ -676,10 +676,6 @@ PLANTED_BUGS = (
     PlantedBug("waiter never polls again", _no_polling, _WAITER, 100, "calm"),
     PlantedBug("wake-up taken for a grant", _wakeup_is_a_grant, _HOLDERS, 100),
     PlantedBug(
-        *("counter on each node", _counter_on_each_node, _NUMBER),
-        *(400, PERMITS, _HOLDERS),
-    ),
-    PlantedBug(
         "fresh key for each permit", _fresh_key_for_each_permit, _NUMBER, 50, PERMITS
     ),
     PlantedBug("one permit too many", _one_permit_too_many, _NUMBER, 100, PERMITS),
@@ -706,6 +702,7 @@ MEMBERSHIP_BUGS = {
             ("identity by name", _identity_by_name, _HOLDERS),
             ("memory back trusted", _memory_back_trusted, _HOLDERS),
             ("eviction overlooked", _eviction_overlooked, _HOLDERS),
+            ("counter on each node", _counter_on_each_node, _HOLDERS),
             ("instant ahead believed", _instant_ahead_believed, _NO_VOTE),
             (
                 "lock outlasts a clock set back",

@@ -569,6 +569,13 @@ _PLANS = {
     ],
     "start of a replica trusted": [forgotten_alone("come back")],
     "open lifts a quarantine": [opened_late(2.45 + 0.02 * n) for n in range(8)],
+    # Each client reaches another pair of nodes, and each node two clients.
+    "counter on each node": [
+        plan_of(
+            *((run(0.1, 1.0, limit=2),) for _ in range(3)),
+            faults=tuple(Fault("cut", 0.0, f"c{n}", f"n{n}", 3.0) for n in range(3)),
+        )
+    ],
 }
 
 
