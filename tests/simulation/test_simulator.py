@@ -282,7 +282,7 @@ def test_node_that_crashed_during_a_hang_answers_in_order_afterwards(
 
 
 def test_lock_that_is_released_on_one_node_may_expire_on_others() -> None:
-    """Nobody wakes a waiter when it expires, so the waiter may learn of it by a look.
+    """No client wakes a waiter when it expires: the waiter may learn of it by a look.
 
     Seed 4059392: a client released its split vote on a third node.
     """
