@@ -191,7 +191,7 @@ def test_page_of_a_server_that_hangs_says_that_it_is_old(
     office: Office, show: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes connections and does not answer: nothing says that it has ended."""
-    monkeypatch.setattr(site, "EVERY", 0.1)  # seconds
+    monkeypatch.setattr(site, "_EVERY", 0.1)  # seconds
     office.hold("k")
     hangs, answers = threading.Event(), threading.Event()
 
