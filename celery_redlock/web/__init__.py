@@ -24,37 +24,9 @@ that serve it).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from celery_redlock.web import parts, server
 from celery_redlock.web.site import LockPage
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 __all__ = ["LockPage", "page", "parts", "server"]
 
-
-def page(
-    app_or_redlock: Any,
-    token: str | None = None,
-    *,
-    hosts: Iterable[str] | None = None,
-) -> LockPage:
-    """Return the page of locks: a WSGI application.
-
-    The page has no login. All clients that reach it can see the names of keys, tasks,
-    hosts and nodes. Passwords are never shown.
-
-    Args:
-        app_or_redlock: The Celery app; or a ``Redlock``, of which ``/metrics`` shows
-            the nodes only.
-        token: The token that a release needs, 16 characters at least. Without a token,
-            the page is read-only.
-        hosts: The names under which browsers reach the page, at any port. The page
-            refuses requests for other names. None: all names.
-
-    Raises:
-        ConfigurationError: The token is too short.
-    """
-    return LockPage(app_or_redlock, token, hosts=hosts)
+page = LockPage

@@ -170,9 +170,21 @@ class _Snapshot:
 
 
 class LockPage:
-    """The page of locks: a WSGI application. Make one with `celery_redlock.web.page`.
+    """The page of locks: a WSGI application. Many threads may call it at once.
 
-    Many threads may call it at once.
+    The page has no login. All clients that reach it can see the names of keys, tasks,
+    hosts and nodes. Passwords are never shown.
+
+    Args:
+        app_or_redlock: The Celery app; or a ``Redlock``, of which ``/metrics`` shows
+            the nodes only.
+        token: The token that a release needs, 16 characters at least. Without a token,
+            the page is read-only.
+        hosts: The names under which browsers reach the page, at any port. The page
+            refuses requests for other names. None: all names.
+
+    Raises:
+        ConfigurationError: The token is too short.
     """
 
     def __init__(
