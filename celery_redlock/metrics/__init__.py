@@ -15,8 +15,8 @@ which receivers of ``celery_redlock.signals`` update in each process that locks;
 ``collector``, the gauges of nodes and leadership, which are read from the nodes at each
 scrape. Without ``install`` nothing is imported, connected or counted.
 
-Exports ``install`` and the class of its result; and ``Scrape``, which answers scrapes
-on the page of locks (``celery_redlock.web``).
+Exports ``install`` and the class of its result; and what the page of locks
+(``celery_redlock.web``) answers scrapes with: ``StateCollector`` and ``scraped``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from celery.concurrency import get_implementation
 from prometheus_client import (
     REGISTRY,
     CollectorRegistry,
-    make_wsgi_app,
     start_http_server,
     values,
 )
@@ -46,15 +45,14 @@ from celery_redlock.metrics.instruments import instruments_in
 from celery_redlock.wire.broadcast import Broadcast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from celery import Celery
 
-    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.wire.quorum import Vote
     from celery_redlock.wire.requests import ScriptRequest
 
-__all__ = ["Metrics", "Scrape", "install"]
+__all__ = ["Metrics", "StateCollector", "install", "scraped"]
 
 log = logging.getLogger(__name__)
 
@@ -225,35 +223,15 @@ class Metrics(Observer):
         self._collector.close()
 
 
-class Scrape:
-    """A WSGI application that answers scrapes, for a page of locks.
+def scraped(app: Celery | None, collector: StateCollector) -> CollectorRegistry:
+    """Return what a scrape of a page of locks finds, with the gauges of a collector.
 
-    If metrics are installed in the app, it serves them. Otherwise it serves what is
-    read from the nodes: nothing is counted, and no signal is received.
-
-    Args:
-        app: The Celery app, or None.
-        service: The lock service; None for that of the app.
+    If no metrics are installed in the app, nothing is counted.
     """
-
-    def __init__(self, app: Celery | None, service: Redlock | None = None) -> None:
-        self._app = app
-        self._collector = StateCollector(app, service, counts_locks=True)
-
-    def __call__(
-        self, environ: dict[str, Any], start_response: Callable[..., Any]
-    ) -> Iterable[bytes]:
-        """Answer a scrape, as WSGI describes it."""
-        found = installed(self._app, Metrics) if self._app is not None else None
-        registry = found.counted if found else CollectorRegistry()
-        registry.register(self._collector)
-        answer = make_wsgi_app(registry)
-        body: Iterable[bytes] = answer(environ, start_response)
-        return body
-
-    def close(self) -> None:
-        """Close its own connections. The next scrape opens them again."""
-        self._collector.close()
+    found = installed(app, Metrics) if app is not None else None
+    registry = found.counted if found else CollectorRegistry()
+    registry.register(collector)
+    return registry
 
 
 def _is_shared() -> bool:

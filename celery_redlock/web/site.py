@@ -212,9 +212,9 @@ class LockPage:
         self._guesses = Guesses()
         self._metrics: Any = None
         with suppress(ImportError):
-            from celery_redlock.metrics import Scrape  # noqa: PLC0415  (an extra)
+            from celery_redlock.metrics import StateCollector  # noqa: PLC0415  (an extra)
 
-            self._metrics = Scrape(self._app, self._service)
+            self._metrics = StateCollector(self._app, self._service, counts_locks=True)
 
     @property
     def may_release(self) -> bool:
@@ -301,8 +301,13 @@ class LockPage:
     def _scrape(self, request: _Request) -> _Response:
         if self._metrics is None:
             return _Response(_NO_METRICS, _TEXT, HTTPStatus.NOT_FOUND)
+        from prometheus_client import make_wsgi_app  # noqa: PLC0415  (an extra)
+
+        from celery_redlock.metrics import scraped  # noqa: PLC0415  (an extra)
+
         told: list[Any] = []
-        body = b"".join(self._metrics(request.environ, lambda *head: told.extend(head)))
+        scrape = make_wsgi_app(scraped(self._app, self._metrics))
+        body = b"".join(scrape(request.environ, lambda *head: told.extend(head)))
         status, headers = int(told[0].split()[0]), dict(told[1])
         kind = headers.pop("Content-Type", _TEXT)
         return _Response(body, kind, status, (*headers.items(),))
