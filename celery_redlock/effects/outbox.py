@@ -103,6 +103,21 @@ class Waiting:
     oldest: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Which:
+    """Which messages are taken: all to which each of these applies that is given.
+
+    Attributes:
+        ids: Only these.
+        before: Only those that were written before.
+        after: Only those that come after it in their order.
+    """
+
+    ids: Collection[str] | None = None
+    before: datetime | None = None
+    after: OutboxMessage | None = None
+
+
 class MessageStore(Protocol):
     """The messages in one database. It may be used by several threads at once."""
 
@@ -121,25 +136,11 @@ class MessageStore(Protocol):
             ConfigurationError: It is not known which transaction this is.
         """
 
-    def take(
-        self,
-        most: int,
-        *,
-        until: datetime,
-        ids: Collection[str] | None = None,
-        before: datetime | None = None,
-        after: OutboxMessage | None = None,
-    ) -> list[OutboxMessage]:
+    def take(self, most: int, until: datetime, which: Which) -> list[OutboxMessage]:
         """Return committed messages that no process has taken, and take them.
 
-        Those that another transaction has locked are left out.
-
-        Args:
-            most: How many at most, the oldest first.
-            until: When they are free again, if they are still there.
-            ids: Only these; all if None.
-            before: Only those that were written before.
-            after: Only those that come after it in their order.
+        They are the oldest ones, ``most`` at most, and free again at ``until``, if
+        they are still there. Those that another transaction has locked are left out.
         """
 
     def finish(
@@ -287,7 +288,8 @@ class Outbox:
         before = now() - timedelta(seconds=grace)
         published, run = 0, _Batch(untried=[], is_last=False)
         while not (run.is_last or run.outage):
-            run = self._publish(app or self.app, before=before, after=run.tried)
+            which = Which(before=before, after=run.tried)
+            run = self._publish(app or self.app, which)
             published += len(run.published)
         return published
 
@@ -322,7 +324,7 @@ class Outbox:
         """Publish messages of this process; an error stops nothing that follows."""
         try:
             for first in range(0, len(ids), _AT_ONCE):
-                run = self._publish(self.app, ids=ids[first : first + _AT_ONCE])
+                run = self._publish(self.app, Which(ids=ids[first : first + _AT_ONCE]))
                 if run.outage:
                     for message in run.untried:
                         self._log_kept(message, run.outage)
@@ -334,12 +336,12 @@ class Outbox:
             extra = log_fields("outbox-kept", task_id=ids[0])
             log.exception(text, ", ".join(ids), self, extra=extra)
 
-    def _publish(self, app: Celery, **which: Any) -> _Batch:
+    def _publish(self, app: Celery, which: Which) -> _Batch:
         """Publish a batch of messages, and delete the confirmed ones."""
         until = now() + timedelta(seconds=_TAKEN)
-        messages = self._store.take(_AT_ONCE, until=until, **which)
+        messages = self._store.take(_AT_ONCE, until, which)
         is_last = len(messages) < _AT_ONCE
-        run = _Batch(untried=list(messages), is_last=is_last, tried=which.get("after"))
+        run = _Batch(untried=list(messages), is_last=is_last, tried=which.after)
         end = SYSTEM_CLOCK.monotonic() + _PUBLISHING
         try:
             while run.untried and not run.outage and SYSTEM_CLOCK.monotonic() < end:

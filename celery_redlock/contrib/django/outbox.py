@@ -16,7 +16,7 @@ from django.db.models import F, Min, Q
 
 from celery_redlock.contrib.django.records import as_moment, check_alias
 from celery_redlock.effects.call_records import from_row, in_utc, now
-from celery_redlock.effects.outbox import OutboxMessage
+from celery_redlock.effects.outbox import OutboxMessage, Which
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -73,25 +73,17 @@ class DjangoMessages:
                 return function.ids
         return []
 
-    def take(
-        self,
-        most: int,
-        *,
-        until: datetime,
-        ids: Collection[str] | None = None,
-        before: datetime | None = None,
-        after: OutboxMessage | None = None,
-    ) -> list[OutboxMessage]:
+    def take(self, most: int, until: datetime, which: Which) -> list[OutboxMessage]:
         """Return committed messages that no process has taken, and take them."""
         is_free = Q(taken_until=None) | Q(taken_until__lte=as_moment(now()))
         rows = self._rows().filter(is_free).order_by("written_at", "id")
-        if ids is not None:
-            rows = rows.filter(pk__in=ids)
-        if before is not None:
-            rows = rows.filter(written_at__lt=as_moment(before))
-        if after is not None:
-            at = as_moment(after.written_at)
-            later = Q(written_at__gt=at) | Q(written_at=at, pk__gt=after.id)
+        if which.ids is not None:
+            rows = rows.filter(pk__in=which.ids)
+        if which.before is not None:
+            rows = rows.filter(written_at__lt=as_moment(which.before))
+        if which.after is not None:
+            at = as_moment(which.after.written_at)
+            later = Q(written_at__gt=at) | Q(written_at=at, pk__gt=which.after.id)
             rows = rows.filter(later)
         features = connections[self._alias].features
         if features.has_select_for_update:

@@ -44,7 +44,7 @@ from celery_redlock.contrib.sqlalchemy.records import (
     open_session,
 )
 from celery_redlock.effects.call_records import from_row, in_utc, now
-from celery_redlock.effects.outbox import OutboxMessage
+from celery_redlock.effects.outbox import OutboxMessage, Which
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -132,24 +132,16 @@ class SqlAlchemyMessages:
                 "engine with the same URL."
             )
 
-    def take(
-        self,
-        most: int,
-        *,
-        until: datetime,
-        ids: Collection[str] | None = None,
-        before: datetime | None = None,
-        after: OutboxMessage | None = None,
-    ) -> list[OutboxMessage]:
+    def take(self, most: int, until: datetime, which: Which) -> list[OutboxMessage]:
         """Return committed messages that no process has taken, and take them."""
         free = or_(_TABLE.c.taken_until.is_(None), _TABLE.c.taken_until <= now())
         rows = _IN_ORDER.where(free).limit(most).with_for_update(skip_locked=True)
-        if after is not None:
-            rows = rows.where(tuple_(after.written_at, after.id) < _PLACE)
-        if ids is not None:
-            rows = rows.where(_TABLE.c.id.in_(ids))
-        if before is not None:
-            rows = rows.where(_TABLE.c.written_at < before)
+        if which.after is not None:
+            rows = rows.where(tuple_(which.after.written_at, which.after.id) < _PLACE)
+        if which.ids is not None:
+            rows = rows.where(_TABLE.c.id.in_(which.ids))
+        if which.before is not None:
+            rows = rows.where(_TABLE.c.written_at < which.before)
         with self._new_session() as session, session.begin():
             if session.connection().dialect.name == "sqlite":
                 # Begin with a write, as in `records`.
