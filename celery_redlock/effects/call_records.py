@@ -22,6 +22,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.lock_options import lock_tasks
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _AT_ONCE = 1000  # records that one transaction deletes
+CONTROLLED = "The package commits the effects of a call and its record together."
 _IDLE = 0  # libpq's word for a connection that is in no transaction
 
 
@@ -156,17 +158,21 @@ def has_succeeded(call: Any) -> bool:
     return found is not None and bool(found.state == states.SUCCESS)
 
 
-def is_in_transaction(raw: object) -> bool:
-    """Tell whether the connection of a driver is in a transaction.
+def check_in_transaction(raw: object, transaction: str = "its transaction") -> None:
+    """Refuse a body after which the connection of a driver is in no transaction.
 
-    The drivers of SQLite and PostgreSQL can say so. For others the answer is yes.
+    The drivers of SQLite and PostgreSQL can say so. Others are not asked.
     """
-    if raw is None:
-        return False
-    if isinstance(inside := getattr(raw, "in_transaction", None), bool):
-        return inside
-    status = getattr(getattr(raw, "info", None), "transaction_status", None)
-    return status is None or bool(status != _IDLE)
+    is_inside = getattr(raw, "in_transaction", None)
+    if not isinstance(is_inside, bool):
+        status = getattr(getattr(raw, "info", None), "transaction_status", None)
+        is_inside = raw is not None and status != _IDLE
+    if not is_inside:
+        raise ConfigurationError(
+            f"The body of a task with exactly_once_in has ended {transaction} by "
+            "itself. What it did before that is committed without a record, or lost. "
+            f"{CONTROLLED} Leave out what ends it."
+        )
 
 
 def in_each(databases: Iterable[_T], do: Callable[[_T], int]) -> int:

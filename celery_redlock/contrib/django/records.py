@@ -27,9 +27,10 @@ from django.db.models import F
 
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.effects.call_records import (
+    CONTROLLED,
     CallRecord,
+    check_in_transaction,
     from_row,
-    is_in_transaction,
 )
 from celery_redlock.errors import ConfigurationError
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 _APP = "celery_redlock.contrib.django"
-_CONTROLLED = "The package commits the effects of a call and its record together."
 _ENDS = re.compile(
     r"\s*(?:COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION"
     r"|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b",
@@ -78,12 +78,8 @@ class DjangoRecords:
         connection = connections[self._alias]
         with connection.execute_wrapper(_refuse_end):
             yield
-        if not is_in_transaction(connection.connection):
-            raise ConfigurationError(
-                "The body of a task with exactly_once_in has ended the transaction of "
-                f"{self._alias!r} by itself. What it did before that is committed "
-                f"without a record, or lost. {_CONTROLLED} Leave out what ends it."
-            )
+        of = f"the transaction of {self._alias!r}"
+        check_in_transaction(connection.connection, of)
 
     def write(self, record: CallRecord, over: CallRecord | None) -> None:
         """Write a record in the transaction, in place of an outdated one."""
@@ -111,7 +107,7 @@ class DjangoRecords:
         if connection.in_atomic_block or not connection.get_autocommit():
             raise ConfigurationError(
                 f"A transaction of {self._alias!r} is open before the body begins, or "
-                f"its AUTOCOMMIT is off. {_CONTROLLED} Leave out the outer "
+                f"its AUTOCOMMIT is off. {CONTROLLED} Leave out the outer "
                 "transaction, or AUTOCOMMIT."
             )
 
@@ -206,7 +202,7 @@ def _refuse_end(
     if isinstance(sql, str) and _ENDS.match(sql):
         raise ConfigurationError(
             f"The body of a task with exactly_once_in has executed {sql.split()[0]}. "
-            f"{_CONTROLLED} Leave it out. For a part that may fail, use "
+            f"{CONTROLLED} Leave it out. For a part that may fail, use "
             "transaction.atomic()."
         )
     return execute(sql, params, many, context)

@@ -45,9 +45,10 @@ from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.schema import BLANK_SCHEMA
 
 from celery_redlock.effects.call_records import (
+    CONTROLLED,
     CallRecord,
+    check_in_transaction,
     from_row,
-    is_in_transaction,
 )
 from celery_redlock.errors import ConfigurationError
 
@@ -62,7 +63,6 @@ log = logging.getLogger(__name__)
 _WHAT = "exactly_once_in"
 _NAME = "celery_redlock_call"
 _IS_GUARDED = "celery_redlock_is_guarded"  # in the ``info`` of a session
-_CONTROLLED = "The package commits the effects of a call and its record together."
 
 _session: ContextVar[Session | None] = ContextVar(
     "celery_redlock_session", default=None
@@ -214,16 +214,11 @@ class SqlAlchemyRecords:
         if session.get_transaction() is not begun:
             raise ConfigurationError(
                 "The body of a task with exactly_once_in has rolled back or closed its "
-                f"session. {_CONTROLLED} Leave that out, and do not write `with "
+                f"session. {CONTROLLED} Leave that out, and do not write `with "
                 "current_session():`. For a part that may fail, use begin_nested(). To "
                 "discard everything, raise an error."
             )
-        if not is_in_transaction(session.connection().connection.dbapi_connection):
-            raise ConfigurationError(
-                "The body of a task with exactly_once_in has ended its transaction by "
-                "itself. What it did before that is committed without a record, or "
-                f"lost. {_CONTROLLED} Leave out what ends it."
-            )
+        check_in_transaction(session.connection().connection.dbapi_connection)
 
     def write(self, record: CallRecord, over: CallRecord | None) -> None:
         """Write a record in the transaction, in place of an outdated one."""
@@ -288,7 +283,7 @@ def _refuse_autocommit(session: Session) -> None:
     if level == "AUTOCOMMIT":
         raise ConfigurationError(
             "exactly_once_in has returned a session with isolation_level="
-            f'"AUTOCOMMIT", which commits each statement by itself. {_CONTROLLED} '
+            f'"AUTOCOMMIT", which commits each statement by itself. {CONTROLLED} '
             "Use a session with transactions."
         )
 
@@ -320,6 +315,6 @@ def _refuse_commit(session: Session) -> None:
     if _IS_GUARDED not in session.info or session.in_nested_transaction():
         return  # another session, or the end of a savepoint
     raise ConfigurationError(
-        f"The body of a task with exactly_once_in has called commit(). {_CONTROLLED} "
+        f"The body of a task with exactly_once_in has called commit(). {CONTROLLED} "
         "Leave it out. For a part that may fail, use begin_nested()."
     )
