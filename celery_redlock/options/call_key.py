@@ -42,7 +42,7 @@ from kombu.utils import json as kombu_json
 from celery_redlock.basics.signature import hidden_parameters, signature_of
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError, FingerprintError
-from celery_redlock.locks.limits import mosts_of, rate_of, wanted
+from celery_redlock.locks.limits import rate_of, wanted
 from celery_redlock.scripts.keys import fault_of, is_permit
 
 if TYPE_CHECKING:
@@ -71,42 +71,31 @@ _OF_CATCH_ALL = {_P.VAR_POSITIONAL: "[]", _P.VAR_KEYWORD: "{}"}
 class KeyRule:
     """The rule by which the calls of one task get their keys; checked when it is made.
 
+    A ``key`` that is a callable gets the bound arguments that it names, as a worker
+    sees them: a tuple as a list, and an object that JSON cannot carry as it is. If it
+    names ``headers``, which the task does not take, it gets those of the message. It
+    gets all by name: ``*args`` of its own would be empty for each call.
+
     Args:
         task: Name of the task, in front of a hashed key and in errors.
         signature: The task's parameters, without ``self``.
+        options: The `LimitOptions` of the task, which are checked.
         hidden: The parameters of its function that a decorator around it does not have,
             each with the name of the wrapper.
-        key: A template (see ``KeyTemplate``), or a callable that returns the key. A
-            callable gets the bound arguments that it names, as a worker sees them: a
-            tuple as a list, and an object that JSON cannot carry as it is. If it names
-            ``headers``, which the task does not take, it gets those of the message. It
-            gets all by name: ``*args`` of its own would be empty for each call.
-        keys: Templates, instead: each call takes all of their keys together. A mapping
-            has the number of holders that each key may have at once.
-        unique_on: Names of the arguments that are hashed; ``None``: all of them;
-            ``[]``: all calls of the task are the same.
-        limit: How many calls may hold the key at once, if there are no ``keys``; 1 by
-            default, or with a rate as many as starts.
-        rate: How many calls may start in a period, for each key; see
-            ``locks.limits.rate_of``.
 
     Raises:
         ConfigurationError: The rule names an argument that the task does not have,
             or the default of an argument that counts cannot be part of a key.
     """
 
-    def __init__(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
+    def __init__(
         self,
         task: str,
         signature: inspect.Signature,
-        *,
+        options: Any,
         hidden: Mapping[str, str] | None = None,
-        key: str | Callable[..., str] | None = None,
-        keys: Sequence[str] | Mapping[str, int] | None = None,
-        unique_on: Sequence[str] | None = None,
-        limit: int | None = None,
-        rate: Any = None,
     ) -> None:
+        key, keys, unique_on = options.key, options.keys, options.unique_on
         self.task = task
         bare = [p.replace(annotation=_P.empty) for p in signature.parameters.values()]
         self.signature = inspect.Signature(bare)  # errors show it
@@ -138,9 +127,10 @@ class KeyRule:
                 if parameter.kind in _OF_CATCH_ALL:
                     self._wire_defaults[name] = _OF_CATCH_ALL[parameter.kind]
         self._check_names(what, are_several=keys is not None)
-        self._limit, self._rate = limit, rate and rate_of("rate", rate)
-        self._mosts, self._takes_several = mosts_of(keys, limit, rate), keys is not None
-        self._has_limits = max(self._mosts.values()) > 1 or rate is not None
+        rate = options.rate
+        self._limit, self._rate = options.limit, rate and rate_of("rate", rate)
+        self._mosts: dict[str, int] = options.mosts
+        self._takes_several, self._has_limits = keys is not None, options.has_permits
 
     def __repr__(self) -> str:
         """Return all on which the keys depend. The doctor compares it among workers."""

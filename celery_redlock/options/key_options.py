@@ -91,9 +91,14 @@ class LimitOptions(KeyOptions):
             rate_of("rate", self.rate)
 
     @property
+    def mosts(self) -> dict[str, int]:
+        """How many calls may have each key at once, by its text: see `mosts_of`."""
+        return mosts_of(self.keys, self.limit, self.rate)
+
+    @property
     def most_at_once(self) -> int:
         """The greatest number of calls that may have a key of the task at once."""
-        return max(mosts_of(self.keys, self.limit, self.rate).values())
+        return max(self.mosts.values())
 
     @property
     def has_permits(self) -> bool:

@@ -30,14 +30,12 @@ from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.arguments import LockArguments
-from celery_redlock.options.call_key import KeyRule
 from celery_redlock.options.exactly_once import RecordOptions
 from celery_redlock.options.foreign import FOREIGN
 from celery_redlock.options.policy_options import PolicyOptions, options_of_policies
 from celery_redlock.options.values import naming
 
 if TYPE_CHECKING:
-    import inspect
     from collections.abc import Callable, Collection
 
     from celery import Celery
@@ -123,27 +121,6 @@ class LockOptions(_AllOptions):
         near = {n for n in arguments if _is_near(n) or n in FOREIGN}
         ours = {n: arguments[n] for n in near if n in _NAMES or n not in foreign}
         return ours, {n: value for n, value in arguments.items() if n not in ours}
-
-    def key_rule(
-        self,
-        task: str,
-        signature: inspect.Signature,
-        hidden: Mapping[str, str] | None = None,
-    ) -> KeyRule:
-        """Return the rule by which a call gets its key, checked against the task.
-
-        ``hidden`` are parameters of the body that a decorator around it does not have.
-        """
-        return KeyRule(
-            task,
-            signature,
-            hidden=hidden,
-            key=self.key,
-            keys=self.keys,
-            unique_on=self.unique_on,
-            limit=self.limit,
-            rate=self.rate,
-        )
 
     def resolve(self, settings: Any, task: str = "this task") -> ResolvedOptions:
         """Fill in an app's `Settings` and the defaults. An app does this once per task.

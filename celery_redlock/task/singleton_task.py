@@ -52,6 +52,7 @@ from celery_redlock.errors import (
 )
 from celery_redlock.line.claims import Claims
 from celery_redlock.locking import aheld_by, held_by
+from celery_redlock.options.call_key import KeyRule
 from celery_redlock.options.lock_options import LockOptions, options_in
 from celery_redlock.options.values import naming
 from celery_redlock.task.announcement import send_announced, send_in_order
@@ -83,7 +84,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.lease import Lease
     from celery_redlock.locks.limits import Limits
-    from celery_redlock.options.call_key import KeyRule
     from celery_redlock.policies import Conflict
     from celery_redlock.task.explain import Explanation
 
@@ -678,7 +678,7 @@ def rule_of_body(
         if SingletonTask in bases:  # those behind it run while the lock is held
             bases = bases[bases.index(SingletonTask) + 1 :]
         refuse_async(name, body, bases)
-    return options.key_rule(name, signature, hidden_parameters(body))
+    return KeyRule(name, signature, options, hidden_parameters(body))
 
 
 def _signature_of_body(body: Callable[..., Any], *, bound: bool) -> inspect.Signature:

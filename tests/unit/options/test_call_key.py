@@ -23,6 +23,7 @@ from pydantic import BaseModel
 from celery_redlock.errors import ConfigurationError, FingerprintError
 from celery_redlock.locks.limits import Limit
 from celery_redlock.options.call_key import KeyRule, KeyTemplate
+from celery_redlock.options.key_options import LimitOptions
 from tests.nodes.support import run_python
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def f_user(user: Any, amount: int = 1) -> None:
 
 def rule_of(function: Callable[..., object] = f, **options: Any) -> KeyRule:
     """Return the rule by which calls of a function are named."""
-    return KeyRule("proj.f", inspect.signature(function), **options)
+    given = LimitOptions(**options)
+    return KeyRule("proj.f", inspect.signature(function), given)
 
 
 def key(*args: Any, **kwargs: Any) -> str:
@@ -155,7 +157,8 @@ def test_order_of_a_set_does_not_matter_between_processes(
     program = (
         "import inspect\n"
         "from celery_redlock.options.call_key import KeyRule\n"
-        "rule = KeyRule('t', inspect.signature(lambda a: None))\n"
+        "from celery_redlock.options.key_options import LimitOptions\n"
+        "rule = KeyRule('t', inspect.signature(lambda a: None), LimitOptions())\n"
         "print(rule.key_of([{'one', 'two', 'three', 'four', 'five'}], None))\n"
     )
 
@@ -394,7 +397,7 @@ def test_default_key_shows_the_task_and_hides_the_arguments() -> None:
 )
 def test_default_key_never_changes(value: Any, digest: str) -> None:
     """Old and new workers of one deployment agree, so no release may change this."""
-    rule = KeyRule("app.send", inspect.signature(f_user))
+    rule = KeyRule("app.send", inspect.signature(f_user), LimitOptions())
 
     assert rule.key_of([value], {}) == f"app.send:{digest}"
 
@@ -484,8 +487,8 @@ def test_template_survives_the_broker(value: Any) -> None:
 def test_templates_with_the_same_text_share_a_lock() -> None:
     """Neither the task nor the type of an argument counts, only the text."""
     signature = inspect.signature(f)
-    one = KeyRule("proj.f", signature, key="invoice:{a}")
-    other = KeyRule("proj.g", signature, key="{b}:{a}")
+    one = KeyRule("proj.f", signature, LimitOptions(key="invoice:{a}"))
+    other = KeyRule("proj.g", signature, LimitOptions(key="{b}:{a}"))
 
     assert one.key_of([1], {}) == other.key_of(["1"], {"b": "invoice"})
 

@@ -11,6 +11,7 @@ import pytest
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.line.backlog import Place
+from celery_redlock.options.call_key import KeyRule
 from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.policies import (
     Abort,
@@ -208,13 +209,13 @@ def test_options_make_the_key_rule() -> None:
     """The rule that reduces calls to keys is checked against the task."""
     signature = inspect.signature(lambda a, b=2: (a, b))
 
-    template = LockOptions(key="{a}").key_rule("t", signature)
-    subset = LockOptions(unique_on=["b"]).key_rule("t", signature)
+    template = KeyRule("t", signature, LockOptions(key="{a}"))
+    subset = KeyRule("t", signature, LockOptions(unique_on=["b"]))
 
     assert template.key_of([7], {}) == "7"
     assert subset.key_of([7], {}) == subset.key_of([8], {})
     with pytest.raises(ConfigurationError, match="'c'"):
-        LockOptions(key="{c}").key_rule("t", signature)
+        KeyRule("t", signature, LockOptions(key="{c}"))
 
 
 # -- options that go together ------------------------------------------------------
