@@ -35,6 +35,7 @@ _BROKER_WITHIN = 10.0  # seconds for the broker, and for their answers
 _ENDS_WITHIN = 5.0  # seconds, after each signal
 _LOOK_EVERY = 0.2  # seconds
 _SIGNALS = ("SIGTERM", "SIGKILL")
+_told = partial(ask_workers, patience=_PATIENCE, within=_BROKER_WITHIN)
 
 
 class HolderLives(Exception):  # noqa: N818  (a result, shown to operators)
@@ -91,7 +92,7 @@ def _worker_of(app: Celery, holder: Holder) -> str:
     A broker may deliver one message twice. So it is the process that counts, and not
     only the id: Celery kills the request that came last under an id.
     """
-    active = _told(app, None, "active", safe=True)
+    active = _told(app, "active", safe=True)
     found = [worker for worker, tasks in active.items() if _runs_in(tasks, holder)]
     if found[1:]:  # processes of two machines may have one number
         found = [worker for worker in found if worker.endswith(f"@{holder.host}")]
@@ -120,26 +121,11 @@ def _runs_in(tasks: Any, holder: Holder) -> bool:
     )
 
 
-def _told(
-    app: Celery, workers: list[str] | None, what: str, *arguments: Any, **named: Any
-) -> dict[str, Any]:
-    """Return the answers of these workers, or of all, to one of Celery's inquiries."""
-    return ask_workers(
-        app,
-        what,
-        *arguments,
-        workers=workers,
-        patience=_PATIENCE,
-        within=_BROKER_WITHIN,
-        **named,
-    )
-
-
 def _told_by(
     app: Celery, worker: str, holder: Holder, what: str, *arguments: Any
 ) -> Any:
     """Return the answer of one worker, without which its holder is not killed."""
-    told = _told(app, [worker], what, *arguments)
+    told = _told(app, what, *arguments, workers=[worker])
     if worker not in told:
         raise HolderLives(
             f"{holder} was not killed: worker {worker} did not answer. Try again."
@@ -160,7 +146,7 @@ def _has_ended(app: Celery, worker: str, holder: Holder) -> bool:
     """Wait until the worker says that it does not run the task any more."""
     give_up_at = SYSTEM_CLOCK.monotonic() + _ENDS_WITHIN
     while SYSTEM_CLOCK.monotonic() < give_up_at:
-        found = _told(app, [worker], "active", safe=True)
+        found = _told(app, "active", workers=[worker], safe=True)
         if worker in found and not _runs_in(found[worker], holder):
             return True
         SYSTEM_CLOCK.sleep(_LOOK_EVERY)
