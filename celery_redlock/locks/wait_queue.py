@@ -89,18 +89,17 @@ class WaitQueue:
         self._listener = listener
         self._was_woken = False
         self._free_looks = 0  # in a row, with tries that found the lock held
-        # Who needs a start and another permit rests no longer than until the next one
-        # is allowed, on average.
+        # Who needs a start and another permit rests between tries.
         starts = [limit.period / limit.most for limit in limits if limit.period]
         needs_more = len(limits) > 1 and bool(starts)
         self._longest_rest = min(*starts, _LONGEST_GRACE) if needs_more else 0.0
-        self._soon_tries, self._rested_at = 0, -math.inf
+        self._soon_tries, self._tried_at, self._start_at = 0, -math.inf, 0.0
         self._rank = round(self._clock.wall() * _US)
         self._waiter = listener.add_waiter()
 
     def pause(self, until: float) -> Steps[None]:
         """Wait until the lock seems worth another try, or until this instant."""
-        yield from self._rest(until)
+        self._note_try()
         self._was_woken = False
         while self._clock.monotonic() < until:
             self._waiter.reset()
@@ -109,6 +108,7 @@ class WaitQueue:
                 yield from self._slow_down(until)
                 return
             self._free_looks = 0
+            yield from self._rest(until)
             self._was_woken = yield from self._listen(min(look_at, until))
             if self._was_woken:
                 return
@@ -169,24 +169,28 @@ class WaitQueue:
             # It may end in this very millisecond.
             return ends_in(ballot) if is_held else None
         found = occupancies(self._choice.limits, request.replies, ballot.quorum)
-        return max((one.free_in() for one in found or () if one.is_full), default=None)
+        full = [one for one in found or () if one.is_full]
+        starts = [one.free_in() for one in full if one.limit.period]
+        self._start_at = self._clock.monotonic() + max(starts, default=0.0)
+        return max((one.free_in() for one in full), default=None)
+
+    def _note_try(self) -> None:
+        now = self._clock.monotonic()
+        is_soon = now < self._tried_at + 2 * self._longest_rest
+        self._soon_tries = self._soon_tries + 1 if is_soon else 0
+        self._tried_at = now
 
     def _rest(self, until: float) -> Steps[None]:
-        """Pause between tries for a start that follow each other too soon.
+        """Pause while a start is missing, where tries follow each other too soon.
 
         A node wakes a waiter for one permit, and cannot know that the waiter lacks
         another one. A try without success passes the wake-up on. So without a pause,
         waiters would wake each other for as long as the start is missing.
         """
-        if not self._longest_rest:
-            return
-        now = self._clock.monotonic()
-        is_soon = now < self._rested_at + 2 * self._longest_rest
-        self._soon_tries = self._soon_tries + 1 if is_soon else 0
         if self._soon_tries > _TRIES_AT_ONCE:
-            pause = doubled(_GRACE, self._soon_tries, self._longest_rest)
-            yield Sleep(min(jittered(pause), max(0.0, until - now)))
-        self._rested_at = self._clock.monotonic()
+            pause = jittered(doubled(_GRACE, self._soon_tries, self._longest_rest))
+            left = min(self._start_at, until) - self._clock.monotonic()
+            yield Sleep(max(0.0, min(pause, left)))
 
     def _slow_down(self, until: float) -> Steps[None]:
         """Pause when looks say "free" and tries say "held", time after time.

@@ -352,3 +352,18 @@ def test_wakeups_for_one_permit_bring_few_tries_while_the_start_is_missing(
         tries += 1
 
     assert tries < 40
+
+
+def test_waiter_that_was_woken_often_rests_no_longer_than_a_start_is_missing(
+    wait: Wait,
+) -> None:
+    """It would let the start go unused, as nothing wakes it for that."""
+    wait.wait_for_permits(Limit("k", 2), Limit("k", 1, 40.0))
+    wait.hold_for(40_000, key="k@@1")
+    for _ in range(10):
+        for node in range(3):
+            wait.wake_at(1.3, node)
+        wait.pause(60)
+    wait.hold_for(100, key="k@@1")
+
+    assert wait.pause(60) < 0.3
