@@ -65,25 +65,19 @@ def _in_a_name(text: str, most: int) -> str:
     return f"{line_of(text, most)}~{digest.hexdigest()}"
 
 
-def mark_slot(redlock: Redlock, slot: str, task_id: str) -> str | None:
+def mark_slot(
+    redlock: Redlock, slot: str, task_id: str, *, only_looks: bool = False
+) -> str | None:
     """Mark a slot as run by this task, unless another task marked it.
 
     Two tasks that begin at the same instant may both mark it on a few nodes, and both
-    go on; they still have a lock between them.
+    go on; they still have a lock between them. If it ``only_looks``, it marks nothing.
 
     Returns:
         The id of the other task, as a majority says. None if there is none, or if too
         few nodes answered.
     """
-    return _marked_by(redlock, slot, task_id, round(_MARKED * _MS))
-
-
-def marked_by_other(redlock: Redlock, slot: str, task_id: str) -> str | None:
-    """Return the id of another task that marked a slot, as `mark_slot` does."""
-    return _marked_by(redlock, slot, task_id, 0)
-
-
-def _marked_by(redlock: Redlock, slot: str, task_id: str, ttl_ms: int) -> str | None:
+    ttl_ms = 0 if only_looks else round(_MARKED * _MS)
     request = redlock.nodes.ask(
         MARK_SLOT, [redlock.keys.slot_run(slot)], [task_id, ttl_ms]
     )

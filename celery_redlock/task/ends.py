@@ -32,7 +32,7 @@ from celery_redlock.options.broker import (
     broker_errors,
     way_back,
 )
-from celery_redlock.records.beat_slots import mark_slot, marked_by_other
+from celery_redlock.records.beat_slots import mark_slot
 from celery_redlock.task.publishing import send_again
 from celery_redlock.task.results import can_be_read, stored_result
 
@@ -171,9 +171,8 @@ def drop_if_sent_twice(call: Call) -> None:
     Where the latest call runs, the first message may end in favour of this one while
     it waits. So it marks the slot only when it begins (`mark_as_begun`).
     """
-    slot = call.header.slot
-    marks = marked_by_other if call.options.task.keeps == "latest" else mark_slot
-    first = marks(call.runtime.redlock, slot, call.id)
+    slot, only_looks = call.header.slot, call.options.task.keeps == "latest"
+    first = mark_slot(call.runtime.redlock, slot, call.id, only_looks=only_looks)
     if first is None:
         return
     error = DuplicateTask(

@@ -13,7 +13,6 @@ from celery_redlock.records.beat_slots import (
     MOST_SLOT,
     SlotRecord,
     mark_slot,
-    marked_by_other,
 )
 from celery_redlock.testing import FakeClock, FakeNodes
 
@@ -248,9 +247,9 @@ def test_first_task_marks_the_slot(site: Site) -> None:
 
 def test_look_at_a_slot_does_not_mark_it(site: Site) -> None:
     """A task that only looks leaves the slot to the one that begins."""
-    assert marked_by_other(site.redlock, "s", "task-1") is None
+    assert mark_slot(site.redlock, "s", "task-1", only_looks=True) is None
     assert mark_slot(site.redlock, "s", "task-2") is None
-    assert marked_by_other(site.redlock, "s", "task-1") == "task-2"
+    assert mark_slot(site.redlock, "s", "task-1", only_looks=True) == "task-2"
 
 
 def test_mark_is_known_to_any_majority(site: Site) -> None:
