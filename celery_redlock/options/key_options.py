@@ -92,7 +92,7 @@ class LimitOptions(KeyOptions):
 
     @property
     def mosts(self) -> dict[str, int]:
-        """How many calls may have each key at once, by its text: see `mosts_of`."""
+        """The number of calls that may have each key at once, by its text."""
         return mosts_of(self.keys, self.limit, self.rate)
 
     @property
