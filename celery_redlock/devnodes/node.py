@@ -130,22 +130,6 @@ class ServerOptions:
         directives |= self.config
         return "".join(f"{name} {value}\n" for name, value in directives.items())
 
-    def url(
-        self, folder: Path, port: int, username: str | None, password: str | None
-    ) -> str:
-        """Return the URL under which this user reaches the server."""
-        login = ""
-        if username or password:
-            login = (
-                f"{quote(username or '', safe='')}:{quote(password or '', safe='')}@"
-            )
-        if self.unix_socket:
-            return f"unix://{login}{folder / 'socket'}?db=0"
-        if self.certificate:
-            trusted = quote(self.certificate[0])
-            return f"rediss://{login}127.0.0.1:{port}/0?ssl_ca_certs={trusted}"
-        return f"redis://{login}127.0.0.1:{port}/0"
-
 
 def _quoted(word: str | Path) -> str:
     """Return a word of a redis.conf, which may have any character but a line break."""
@@ -281,7 +265,18 @@ class DevNode(Server):
             raise RedlockError(f"{words[0]!r} on {self!r} failed: {error}") from error
 
     def _url(self, username: str | None, password: str | None) -> str:
-        return self._options.url(self._folder, self.port, username, password)
+        """Return the URL under which this user reaches the server."""
+        login = ""
+        if username or password:
+            login = (
+                f"{quote(username or '', safe='')}:{quote(password or '', safe='')}@"
+            )
+        if self._options.unix_socket:
+            return f"unix://{login}{self._folder / 'socket'}?db=0"
+        if self._options.certificate:
+            trusted = quote(self._options.certificate[0])
+            return f"rediss://{login}127.0.0.1:{self.port}/0?ssl_ca_certs={trusted}"
+        return f"redis://{login}127.0.0.1:{self.port}/0"
 
     def _connected(self) -> redis.Redis:
         if self._client is None:
