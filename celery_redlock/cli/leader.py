@@ -50,11 +50,15 @@ def _lines(found: Leadership, status: LockStatus) -> Iterator[str]:
         yield f"{key} has no leader: no beat sends scheduled tasks."
     for standby in found.standbys:
         yield f"Standing by: {standby}, since {since(standby)}"
-    if not found.is_whole:
+    if not _knows_standbys(found, status):
         other = "another beat" if found.standbys else "a beat"
         yield f"It cannot be told whether {other} stands by: {few_can_tell(nodes)}."
     elif not found.standbys:
         yield "No beat stands by."
+
+
+def _knows_standbys(found: Leadership, status: LockStatus) -> bool:
+    return found.is_whole and status.most_can_tell
 
 
 def _document(found: Leadership, status: LockStatus) -> dict[str, Any]:
@@ -67,7 +71,7 @@ def _document(found: Leadership, status: LockStatus) -> dict[str, Any]:
         "leader": leader,
         "known": status.is_held is not None,
         "standbys": [_candidate(standby) for standby in found.standbys],
-        "standbys_known": found.is_whole,
+        "standbys_known": _knows_standbys(found, status),
         "nodes": list(found.lock.ballot.labels),
         "unseen": status.doubts,
         "settings": status.settings or None,

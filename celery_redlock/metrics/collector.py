@@ -19,7 +19,12 @@ from prometheus_client.core import GaugeMetricFamily
 from celery_redlock.app.runtime import redlock_from, runtime_of
 from celery_redlock.beat import election_key
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.operations.inspect import NodeState, node_status, voting_nodes
+from celery_redlock.operations.inspect import (
+    LockStatus,
+    NodeState,
+    node_status,
+    voting_nodes,
+)
 from celery_redlock.operations.scan import inspect_limits, scan
 from celery_redlock.options.lock_options import lock_tasks
 from celery_redlock.records.standbys import leadership_of
@@ -125,7 +130,7 @@ class StateCollector:
         if sum(node.can_tell for node in nodes) >= redlock.quorum:
             yield from _permits(redlock, keys, seen)
         if self._app is not None:
-            yield from self._leadership(redlock)
+            yield from self._leadership(redlock, nodes)
 
     def close(self) -> None:
         """Close its own connections. The next scrape opens them again."""
@@ -142,15 +147,16 @@ class StateCollector:
         # If two scrapes come here at once, both get the same service.
         return self._made.setdefault(_OWN, own)
 
-    def _leadership(self, redlock: Redlock) -> Iterator[GaugeMetricFamily]:
+    def _leadership(
+        self, redlock: Redlock, nodes: list[NodeStatus]
+    ) -> Iterator[GaugeMetricFamily]:
         found = leadership_of(redlock, election_key(self._app))
-        key, ballot = found.lock.key, found.lock.ballot
-        if ballot.answered < ballot.quorum:
-            return  # it is not known whether a beat leads
+        key, status = found.lock.key, LockStatus(found.lock, nodes, settings="")
         self._has_candidates |= bool(found.leader or found.standbys)
         if self._has_candidates:
-            yield _gauge("leaders", {key: found.leader is not None})
-            if found.is_whole:
+            if status.is_held is not None:
+                yield _gauge("leaders", {key: status.is_held})
+            if found.is_whole and status.most_can_tell:
                 yield _gauge("standbys", {key: len(found.standbys)})
 
 

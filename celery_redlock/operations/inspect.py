@@ -169,6 +169,12 @@ class LockStatus:
         return is_held(votes, unsure, ballot.quorum)
 
     @property
+    def most_can_tell(self) -> bool:
+        """Whether a majority of the nodes can tell what they do not have."""
+        can_tell = sum(node.can_tell for node in self.nodes)
+        return can_tell >= self.seen.ballot.quorum
+
+    @property
     def doubts(self) -> dict[str, str]:
         """Why nodes cannot tell who holds it, by the name of the node."""
         votes = zip(self.nodes, self.seen.ballot.votes, strict=True)

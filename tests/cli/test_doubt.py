@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock.beat import election_key
+from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit
+from celery_redlock.records.standbys import StandbyList
+from tests.cli.app import new_app
 from tests.cli.project import Typing, claim
 from tests.conftest import with_long
-from tests.nodes.support import locks
+from tests.nodes.support import locks, until
 
 if TYPE_CHECKING:
     from tests.cli.project import Project
@@ -128,6 +132,39 @@ def test_list_that_too_few_nodes_have_told_is_not_called_empty(
     assert (f"{said}too few nodes can tell." in run.out) is not is_known
     assert document[known] is is_known
     assert "No beat stands by." not in run.out or is_known
+
+
+def test_standbys_that_the_nodes_may_have_forgotten_are_not_called_none(
+    project: Project,
+) -> None:
+    """A majority restarted empty: a beat may stand by, and another may lead."""
+    doubtful(project, "restarted", 0, 1)
+
+    run, document = project.redlock("leader"), project.redlock("leader", "--json")
+
+    assert "It cannot be told whether a beat stands by" in run.out
+    assert "No beat stands by" not in run.out
+    assert document.document["standbys_known"] is False
+
+
+def test_metrics_do_not_count_beats_that_the_nodes_may_have_forgotten(
+    project: Project,
+) -> None:
+    """A scrape has seen a standby. Then a majority restarted empty."""
+    collector = pytest.importorskip("celery_redlock.metrics.collector")
+    app = new_app({"redlock_nodes": project.urls})
+    gauges = collector.StateCollector(app, project.service)
+    StandbyList(project.service, election_key(app), 60.0).enter("b" * 32, Holder.here())
+
+    def seen() -> dict[str, list[float]]:
+        found = {gauge.name: gauge.samples for gauge in gauges.collect()}
+        names = [name for name in ("leaders", "standbys") if f"redlock_{name}" in found]
+        return {name: [it.value for it in found[f"redlock_{name}"]] for name in names}
+
+    until(lambda: seen() == {"leaders": [0.0], "standbys": [1.0]}, what="the standby")
+    doubtful(project, "restarted", 0, 1)
+
+    assert seen() == {}
 
 
 @ways_of_one_node
