@@ -128,7 +128,7 @@ class StateCollector:
         if self._counts_locks and seen and seen.has_quorum:
             yield _gauge("locks_held", len(seen.held))
         if sum(node.can_tell for node in nodes) >= redlock.quorum:
-            yield from _permits(redlock, keys, seen)
+            yield from _permits(redlock, keys, nodes, seen)
         if self._app is not None:
             yield from self._leadership(redlock, nodes)
 
@@ -168,18 +168,22 @@ def _limited_keys(app: Celery) -> list[LimitedKey]:
 
 
 def _permits(
-    redlock: Redlock, keys: list[LimitedKey], seen: Scan | None
+    redlock: Redlock,
+    keys: list[LimitedKey],
+    nodes: list[NodeStatus],
+    seen: Scan | None,
 ) -> Iterator[GaugeMetricFamily]:
     """Yield the gauges of the limits that the tasks of the app have.
 
     Args:
         redlock: The lock service.
         keys: The templates that have limits.
+        nodes: The status of each node.
         seen: All locks; needed if a template has arguments.
     """
     labels = {limit.key: one.label for one in keys for limit in one.limits}
     fixed = tuple(limit for one in keys for limit in one.limits)
-    in_use = inspect_limits(redlock, fixed) if fixed else []
+    in_use = inspect_limits(redlock, fixed, nodes) if fixed else []
     if in_use is None:
         return  # it is not known which permits have a holder
     found = [(labels[one.limit.key], one) for one in in_use]

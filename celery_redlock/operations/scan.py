@@ -26,6 +26,7 @@ from celery_redlock.basics.timing import seconds_text
 from celery_redlock.locks.lease import Holder, family_of
 from celery_redlock.locks.limits import MOST_PERMITS, Limit
 from celery_redlock.operations.inspect import (
+    ANSWERS,
     NodeState,
     NodeStatus,
     each_answering,
@@ -335,33 +336,43 @@ def _limits_in_use(found: Iterable[SeenHolder]) -> list[LimitInUse]:
     return sorted(known, key=lambda one: -one.in_use / one.limit.most)
 
 
-def inspect_limits(redlock: Redlock, limits: Limits) -> list[LimitInUse] | None:
-    """Return the permits of these limits that have a holder. Changes nothing.
+def inspect_limits(
+    redlock: Redlock, limits: Limits, nodes: Iterable[NodeStatus]
+) -> list[LimitInUse] | None:
+    """Return the permits of these limits that have a holder, or may. Changes nothing.
 
     Asks for them by their names, in one request. None where no majority answered.
+    ``nodes`` has the status of each node, from before.
     """
     names = [name for limit in limits for name in limit.names()]
     request = redlock.nodes.ask(
         INSPECT, list(map(redlock.keys.lock, names)), done_when=all_answered
     )
-    unsure = len(redlock.labels) - request.ballot.answered
     if request.ballot.answered < redlock.quorum:
         return None
-    values: list[dict[bytes, list[int]]] = [{} for _ in names]
-    for reply in request.replies:
+    can_tell = [
+        node.can_tell and vote is not None and vote.kind in ANSWERS
+        for node, vote in zip(nodes, request.ballot.votes, strict=True)
+    ]
+    unsure, unsure_votes = can_tell.count(False), Counter[tuple[str, bytes]]()
+    values: dict[str, dict[bytes, list[int]]] = {name: {} for name in names}
+    for tells, reply in zip(can_tell, request.replies, strict=True):
         if isinstance(reply, list) and reply[0] == TAKEN:
-            for known, value, left in zip(
-                values, reply[1::2], reply[2::2], strict=True
-            ):
+            for name, value, left in zip(names, reply[1::2], reply[2::2], strict=True):
                 if left != _GONE:
-                    known.setdefault(value, []).append(left)
+                    values[name].setdefault(value, []).append(left)
+                    unsure_votes[name, value] += not tells
     found = {
         name: [
             *_holders(
-                name, known, dict.fromkeys(known, unsure), redlock.quorum, lock_holder
+                name,
+                known,
+                {value: unsure - unsure_votes[name, value] for value in known},
+                redlock.quorum,
+                lock_holder,
             )
         ]
-        for name, known in zip(names, values, strict=True)
+        for name, known in values.items()
     }
     return [
         LimitInUse(limit, [seen for name in limit.names() for seen in found[name]])

@@ -19,6 +19,7 @@ from celery_redlock.errors import LockHeld
 from celery_redlock.line.backlog import place_of_next
 from celery_redlock.line.claims import Claims, ExistingJob
 from celery_redlock.locks.failure import unreachable
+from celery_redlock.operations.inspect import node_status
 from celery_redlock.operations.scan import LimitInUse, inspect_limits
 from celery_redlock.policies import Decision, Outage, Situation
 from celery_redlock.scripts.keys import shown
@@ -110,7 +111,7 @@ def explain(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explan
     redlock, options = runtime.redlock, runtime.options(task)
     key, limits = task.lock_wanted(*args, **kwargs)
     seen, claims = redlock.inspect(key), Claims(redlock)
-    in_use = inspect_limits(redlock, limits) if limits else []
+    in_use = inspect_limits(redlock, limits, node_status(redlock)) if limits else []
     has_one_holder = all(limit.most == 1 or limit.period for limit in limits)
     running = None
     if seen.holder and has_one_holder:

@@ -110,6 +110,25 @@ def test_permits_that_nodes_may_have_forgotten_are_not_called_free(
     assert of_two == {}
 
 
+def test_permit_that_one_node_may_have_forgotten_is_not_called_free(
+    app: Celery,
+    service: Redlock,
+    samples: Callable[[], Samples],
+    three_nodes: DevNodes,
+) -> None:
+    """A majority granted it. One of the two has restarted, answers, and cannot tell."""
+    task = task_of(app, "imports", key="imports", limit=3)
+    take(service, task)
+    permits = map("redlock:lock:imports{}".format, ("", "##2", "##3"))
+    three_nodes.nodes[2].command("DEL", *permits)
+    three_nodes.nodes[1].restart()
+
+    (limit,) = task.explain().limits
+    assert (limit.in_use, limit.free) == (0, 2)
+    counts = {("permits_in_use", "imports"): 0, ("permits_free", "imports"): 2}
+    assert samples() == counts
+
+
 def test_permit_that_may_have_a_holder_is_not_called_free(
     app: Celery,
     service: Redlock,
