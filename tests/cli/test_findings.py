@@ -189,6 +189,23 @@ def test_new_node_beside_silent_ones_waits_for_a_majority(start_nodes: Start) ->
     )
 
 
+def test_new_node_beside_one_with_other_settings_waits_for_no_time(
+    start_nodes: Start,
+) -> None:
+    """Clients found no deployment beside a node of another one, and init refuses."""
+    nodes = start_nodes(3)
+    for node in nodes.nodes[1:]:
+        node.restart()
+
+    found = found_on(nodes, node_timeout=1.0, max_ttl=120.0)
+
+    waits = [it for it in found if it.code == "quarantine"]
+    assert len(waits) == 2
+    for finding in waits:
+        assert "does not vote while other nodes are set up differently" in finding.fact
+        assert not re.search(r"\d s|by itself|init", f"{finding.fact}{finding.remedy}")
+
+
 def test_node_that_ran_on_waits_because_a_majority_forgot(start_nodes: Start) -> None:
     """It did not restart. The finding says why it waits, and blames no server."""
     nodes = start_nodes(3)

@@ -108,6 +108,10 @@ def state(report: NodeReport, case: Case) -> Iterator[Finding]:
         case NodeState.QUARANTINED:
             why = _WITH_ALL if status.waits_with_all else UNSURE
             yield Finding("quarantine", WARNING, f"{why}, {wait}", by_itself)
+        case NodeState.NEW if not case.voting and _some_differ(case):
+            why = "while other nodes are set up differently"
+            fact = f"{UNSURE}, and does not vote {why}"
+            yield Finding("quarantine", WARNING, fact, _DIFFER)
         case NodeState.NEW:
             until = "until a majority of the nodes has been asked for a lock; then"
             fact = f"{UNSURE}, and does not vote {until} {_wait(case, status)}"
@@ -150,10 +154,17 @@ def _wait(case: Case, status: NodeStatus) -> str:
     return words + (later if silent else "")
 
 
+def _some_differ(case: Case) -> bool:
+    """Tell whether nodes have other settings: no deployment is founded beside them."""
+    states = {report.status.state for report in case.reports}
+    return not states.isdisjoint((NodeState.OTHER_CONFIG, NodeState.CLOSED))
+
+
 def _is_new(case: Case) -> bool:
     """Tell whether the deployment may be brand-new, so that `init` ends the wait."""
     views = (report.status.view for report in case.reports)
-    return not case.voting and all(map(may_be_new, views))
+    is_alone = not case.voting and not _some_differ(case)
+    return is_alone and all(map(may_be_new, views))
 
 
 def _is_removed(case: Case, report: NodeReport) -> bool:
@@ -190,6 +201,7 @@ def _if_aborted(case: Case, status: NodeStatus) -> str:
 
 _BY_ITSELF = "It votes again by itself."
 _OR_INIT = f"(For a brand-new deployment, `{COMMAND} init` ends the wait.)"
+_DIFFER = "The findings of those nodes say what to do."
 # Also of one that has its memory.
 _WITH_ALL = f"waits with all nodes, as a majority of them {UNSURE}"
 _CONFIRMED = (
