@@ -79,9 +79,19 @@ def unknown_text(seen: Scan) -> str:
     )
 
 
+def selection(seen: Scan) -> str:
+    """Return the clause that names the keys that were looked at; "" for all."""
+    return "" if seen.pattern == "*" else f" whose key matches {seen.pattern}"
+
+
+def held_text(seen: Scan) -> str:
+    """Return how many locks are held, of those that were looked at."""
+    return f"{plural(len(seen.held), 'lock')} held{selection(seen)}"
+
+
 def held_sentences(seen: Scan) -> list[str]:
     """Return how many locks are held for certain, and how many may be."""
-    held, said = f"{plural(len(seen.held), 'lock')} held", []
+    held, said = held_text(seen), []
     if seen.has_quorum:
         said.append(f"{held}, as seen {on_nodes(seen.can_tell, len(seen.nodes))}.")
     elif seen.held:

@@ -23,6 +23,7 @@ from celery_redlock.operations.words import (
     instant,
     keys_beside,
     permit_text,
+    selection,
     state_words,
     unknown_releases,
 )
@@ -145,8 +146,7 @@ def _lock_table(
     rows = [_holder_row(row, len(seen.nodes), style) for row in some]
     if not rows:
         fact = "No lock is held" if seen.has_quorum else _CANNOT_TELL
-        selected = "" if seen.pattern == "*" else f" whose key matches {seen.pattern}"
-        text = f"{fact}{selected}."
+        text = f"{fact}{selection(seen)}."
         rows = [tag("tr", tag("td", text, colspan=len(heads), class_="none"))]
     return _table("Locks, the oldest first", heads, rows)
 
@@ -230,7 +230,8 @@ def _permit_lines(lock: SeenHolder, row: Sequence[SeenHolder]) -> list[Html]:
 
 def node_table(seen: Scan) -> Html:
     """Return the table of the nodes: whether each one votes, and how many locks."""
-    heads = [("Node", ""), ("State", ""), ("Locks", "number")]
+    name = "Matching locks" if selection(seen) else "Locks"
+    heads = [("Node", ""), ("State", ""), (name, "number")]
     rows = []
     for node in seen.nodes:
         words, mood = state_words(node)
@@ -239,7 +240,7 @@ def node_table(seen: Scan) -> Html:
         cells = (
             tag("th", node.label, scope="row", class_="key"),
             tag("td", state, data_label="State"),
-            _number("Locks", _NOTHING if node.state is NodeState.SILENT else locks),
+            _number(name, _NOTHING if node.state is NodeState.SILENT else locks),
         )
         rows.append(tag("tr", *cells, data_id=node.label))
     return _table("Lock nodes and their votes", heads, rows, kind=None)

@@ -35,8 +35,8 @@ from celery_redlock.operations.inspect import node_status, voting_nodes
 from celery_redlock.operations.release import Operator, ask_for_page, release
 from celery_redlock.operations.scan import Scan, scan
 from celery_redlock.operations.words import (
+    held_text,
     instant,
-    plural,
     unknown_text,
     votes_text,
 )
@@ -592,7 +592,7 @@ def _verdict(snapshot: _Snapshot) -> Html:
         text = "The node votes." if nodes == 1 else f"All {nodes} nodes vote."
         mood = "good"
     if snapshot.seen.has_quorum:
-        text = f"{plural(len(snapshot.seen.held), 'lock')} held. {text}"
+        text = f"{held_text(snapshot.seen)}. {text}"
     return tag("p", text, id="verdict", class_=f"verdict {mood}", role="status")
 
 

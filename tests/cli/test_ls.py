@@ -87,6 +87,17 @@ def test_ls_says_which_permit_a_lock_is(project: Project) -> None:
     assert (permit["permit"], permit["limit"]) == (number, limit)
 
 
+def test_ls_of_a_pattern_does_not_say_that_no_other_lock_is_held(
+    project: Project,
+) -> None:
+    """A number of locks that a pattern selects is not the number of all."""
+    project.hold("invoice:1")
+
+    run = project.redlock("ls", "other:*")
+
+    assert run.out.startswith("0 locks held whose key matches other:*, as seen on 3")
+
+
 def test_ls_takes_no_plain_key_for_a_permit(project: Project) -> None:
     """A key of a user may look like the name of a permit, or of one for a start."""
     for key in ("pr", "pr#17", "pr@2"):

@@ -188,6 +188,9 @@ def test_page_is_searched_by_a_pattern(office: Office) -> None:
 
     assert "report:1" in page.text
     assert "invoice:1" not in page.text
+    assert "1 lock held whose key matches report:*. All" in page.text
+    assert "Matching locks" in page.text
+    assert "1 lock held. All" not in page.text
     assert page.values("q") == []
     assert 'value="report:*"' in page.body
 

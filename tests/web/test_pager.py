@@ -48,7 +48,7 @@ def test_pages_have_a_hundred_rows_and_lead_to_each_other(full: Office) -> None:
     assert "Rows 101 to 200 of 250" in second.text
     links = re.findall(r'href="([^"]*page=[^"]*)"', second.body)
     assert links == 2 * ["/?q=k%3A%2A&amp;page=1", "/?q=k%3A%2A&amp;page=3"]
-    assert "250 locks held, as seen on 3 of 3 nodes." in third.text
+    assert "250 locks held whose key matches k:*, as seen on 3 of 3" in third.text
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "99", "x", "9" * 30, "²"])
