@@ -76,9 +76,12 @@ def _lines(seen: Scan, shown: Sequence[SeenHolder]) -> Iterator[str]:
     yield from held_sentences(seen)
     if seen.has_quorum:
         yield from limit_lines(seen.limits)
-    if starts := len(seen.starts):
-        are = f"{plural(starts, 'permit')} for a start {'is' if starts == 1 else 'are'}"
-        yield f"{are} kept until the period has passed. The run may have ended."
+    if starts := seen.starts:
+        are = "is" if len(starts) == 1 else "are"
+        if any(start.is_held is None for start in starts):
+            are = "may be"
+        fact = f"{plural(len(starts), 'permit')} for a start {are} kept until"
+        yield f"{fact} the period has passed. The run may have ended."
     if others := len(seen.others):
         others_ = plural(others, "more key")
         if len(shown) < len(seen.found):

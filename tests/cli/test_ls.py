@@ -125,6 +125,13 @@ def test_ls_counts_no_permit_for_a_start_as_a_lock(project: Project) -> None:
     assert "2 permits for a start are kept until the period has passed." in run.out
     assert [lock["kept"] for lock in document["locks"]] == [False, True, True]
 
+    project.nodes[0].kill()
+    names = ("redlock:lock:mail@@1", "redlock:lock:mail@@2")
+    project.nodes[1].command("DEL", *names)
+    run = project.redlock("ls")
+    assert "0 of 2 starts in 60 s are taken for certain" in run.out
+    assert "2 permits for a start may be kept until the period has passed." in run.out
+
 
 def test_ls_counts_permits_only_where_all_were_selected(project: Project) -> None:
     """A part of the permits of a limit says nothing about the limit."""
