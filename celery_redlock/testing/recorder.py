@@ -14,7 +14,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.errors import LockUnavailable
+from celery_redlock.errors import DuplicateTask, LockUnavailable
+from celery_redlock.scripts.keys import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -121,6 +122,8 @@ class SignalRecorder:
 def assert_skipped(result: Any, *, timeout: float = 10.0) -> BaseException:
     """Assert that a call did not run because its lock was held.
 
+    A call that was not even published (``unique_while``) did not run either.
+
     Args:
         result: The result of ``delay``, ``apply_async`` or ``apply``.
         timeout: Seconds to wait for the end of the call.
@@ -133,6 +136,15 @@ def assert_skipped(result: Any, *, timeout: float = 10.0) -> BaseException:
         The reason, which names the holder: a `DuplicateTask`, or `QuorumUnreachable`
         for ``on_backend_error="skip"``. From ``apply`` it is Celery's ``Ignore``.
     """
+    conflict = getattr(result, "conflict", None)
+    if conflict and conflict.holder and result.id == conflict.holder.task_id:
+        # It was not published: this is the result of the other call.
+        names = ("key", "held_key", "holder", "retry_after")
+        return DuplicateTask(
+            f"A call of {conflict.task} was not published: {shown(conflict.held_key)} "
+            f"is that of {conflict.holder}.",
+            **{name: getattr(conflict, name) for name in names},
+        )
     try:
         result.get(timeout=timeout, propagate=False)
     except result.TimeoutError as error:

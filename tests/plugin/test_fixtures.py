@@ -110,6 +110,47 @@ def test_skipped_eager_call_is_recognised(redlock_fake: FakeNodes, task: Any) ->
     assert "elsewhere" in str(error)
 
 
+def claimed(app: Celery, **options: Any) -> Any:
+    """Return a task whose publishers look for duplicates."""
+
+    @singleton_task(app=app, name="claimed", shared=False, **options)
+    def task(key: str) -> str:
+        return key
+
+    return task
+
+
+def test_call_that_was_not_published_was_skipped(
+    redlock_fake: FakeNodes, app: Celery
+) -> None:
+    """Its result is that of the holder, which may still run, and end in a success."""
+    queued = claimed(app, unique_while="queued_or_running")
+    with held_elsewhere(queued, KEY):
+        error = assert_skipped(queued.delay(KEY))
+    first, second = queued.delay(KEY), queued.delay(KEY)
+    app.backend.store_result(first.id, KEY, "SUCCESS")
+
+    assert isinstance(error, DuplicateTask)
+    assert "elsewhere" in str(error)
+    assert first.id in str(assert_skipped(second))
+    with pytest.raises(AssertionError, match="not skipped: it ended as SUCCESS"):
+        assert_skipped(first)
+
+
+def test_call_that_was_published_all_the_same_was_not_skipped(
+    redlock_fake: FakeNodes, app: Celery
+) -> None:
+    """Its result names the conflict, and is its own."""
+    on_conflict = {"publish": "allow", "execute": "skip"}
+    queued = claimed(app, unique_while="queued", on_conflict=on_conflict)
+    first, second = queued.delay(KEY), queued.delay(KEY)
+    app.backend.store_result(second.id, KEY, "SUCCESS")
+
+    assert second.id != first.id
+    with pytest.raises(AssertionError, match="not skipped: it ended as SUCCESS"):
+        assert_skipped(second)
+
+
 def test_call_that_ran_was_not_skipped(redlock_fake: FakeNodes, task: Any) -> None:
     """The error says how the call ended."""
     result = task.apply((KEY,))
