@@ -111,6 +111,9 @@ class GatedScheduler(_Base):
             if not self.term.may_send():
                 return
             del self._deferred[name]
+            if not inner_schedulers.is_wanted(self, entry):
+                log.info("%r is not sent: it was removed or disabled.", name)
+                continue
             self._give_up_old(entry)
             try:
                 self.apply_async(entry, producer=self.producer, advance=False)

@@ -93,16 +93,32 @@ def entries_of(scheduler: Scheduler, names: Iterable[str]) -> Iterator[ScheduleE
     RedBeat is asked for the names in the record, because its ``schedule`` has only the
     entries that are due soon.
     """
-    from_key = getattr(scheduler.Entry, "from_key", None)
-    if from_key is None:
+    if not hasattr(scheduler.Entry, "from_key"):
         yield from scheduler.schedule.values()
         return
     for name in names:
+        if (entry := _entry(scheduler, name)) is not None:
+            yield entry
+
+
+def is_wanted(scheduler: Scheduler, entry: ScheduleEntry) -> bool:
+    """Tell whether the schedule still has an entry that could not be sent."""
+    if runs_once(entry):  # its scheduler has disabled it when it was due
+        return True
+    found = _entry(scheduler, entry.name)
+    return found is not None and is_enabled(found)
+
+
+def _entry(scheduler: Scheduler, name: str) -> ScheduleEntry | None:
+    """Return the entry of this name; None if the schedule does not have it any more."""
+    from_key = getattr(scheduler.Entry, "from_key", None)
+    if from_key is None:
+        return scheduler.schedule.get(name)
+    try:
         key = scheduler.Entry.generate_key(scheduler.app, name)
-        try:
-            yield from_key(key, app=scheduler.app)
-        except KeyError:  # the schedule does not have the entry any more
-            continue
+        return from_key(key, app=scheduler.app)
+    except KeyError:
+        return None
 
 
 def set_last_run(scheduler: Scheduler, entry: ScheduleEntry, instant_us: int) -> None:

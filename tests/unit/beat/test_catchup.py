@@ -6,7 +6,7 @@ import shelve
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 from celery.beat import ScheduleEntry
@@ -375,6 +375,61 @@ def test_entry_that_gets_another_schedule_does_not_send_that_of_the_past(
     run(MINUTE, beat)
 
     assert site.dues() == ["12:10:00", "12:11:00"]
+
+
+class InRedis(EditedScheduler):
+    """A scheduler that has its entries elsewhere, as RedBeat, where they are edited."""
+
+    class Entry(ScheduleEntry):
+        """An entry that is found by its key."""
+
+        stored: ClassVar[dict[str, Any]]
+
+        @classmethod
+        def generate_key(cls, app: Celery, name: str) -> str:
+            """Return the key of an entry."""
+            return f"{app.main}:{name}"
+
+        @classmethod
+        def from_key(cls, key: str, app: Celery) -> ScheduleEntry:
+            """Return what is stored, or raise a ``KeyError``."""
+            entry: ScheduleEntry = cls.stored[key.removeprefix(f"{app.main}:")]
+            return entry
+
+    def setup_schedule(self) -> None:
+        """Store the entries."""
+        super().setup_schedule()
+        self.Entry.stored = self.schedule
+
+
+@pytest.mark.parametrize("scheduler", [EditedScheduler, InRedis])
+def test_entry_that_was_removed_while_the_broker_was_away_is_not_sent(
+    site: Site, scheduler: type
+) -> None:
+    """The slot that the broker refused is not sent when the broker is back."""
+    schedule = crontabs("kept", "removed", minute=1)
+    beat = site.start(schedule, beat_scheduler=scheduler)
+    run(30, beat)
+    site.run_without_broker(30, beat)
+
+    del entries_of(beat)["removed"]
+    run(MINUTE, beat)
+
+    assert [sent.entry for sent in site.sent] == ["kept"]
+
+
+def test_entry_that_was_disabled_while_the_broker_was_away_is_not_sent(
+    site: Site,
+) -> None:
+    """RedBeat keeps a disabled entry in its schedule."""
+    beat = site.start(crontabs(minute=1), beat_scheduler=InRedis)
+    run(30, beat)
+    site.run_without_broker(30, beat)
+
+    entries_of(beat)["job"].enabled = False
+    run(MINUTE, beat)
+
+    assert site.sent == []
 
 
 def test_fixed_instant_that_has_passed_when_its_entry_is_made_is_sent(
