@@ -73,6 +73,7 @@ class GatedScheduler(_Base):
         self._deferred: dict[str, ScheduleEntry] = {}
         self._reserved: dict[str, ScheduleEntry] = {}
         inner_schedulers.disable_own_lock(self)
+        inner_schedulers.read_all_hours(self)
         changes = inner_schedulers.changes_of_rows(self)
         self.setup_schedule()
         starts: dict[str, int] = {}

@@ -7,7 +7,8 @@ scheduler                keeps last runs in  adapter
 ``PersistentScheduler``  a file of its own   none; the file may be old
 ``DatabaseScheduler``    a row that it       saves a corrected last run, and a run
 (django-celery-beat)     writes later        of a one-off entry at once; discards
-                                             unsaved rows when the term is lost
+                                             unsaved rows when the term is lost;
+                         reads the rows of all hours
 ``RedBeatScheduler``     a key, at once      saves a corrected last run; disables
                                              the lock of RedBeat
 =======================  ==================  =====================================
@@ -85,6 +86,18 @@ def disable_own_lock(scheduler: Scheduler) -> None:
     """Keep RedBeat from waiting for its own lock: the election replaces it."""
     if hasattr(scheduler, "lock_key"):
         scheduler.lock_key = None
+
+
+def read_all_hours(scheduler: Scheduler) -> None:
+    """Let django-celery-beat read crontabs of all hours of the day.
+
+    From 2.8 on it leaves out those that are hours away. A slot that was missed before
+    beats are back would be neither sent nor logged.
+    """
+    if hasattr(scheduler, "_get_crontab_exclude_query"):
+        from django.db.models import Q  # noqa: PLC0415  (not every project has Django)
+
+        scheduler._get_crontab_exclude_query = Q  # noqa: SLF001  (it has no other way)
 
 
 def entries_of(scheduler: Scheduler, names: Iterable[str]) -> Iterator[ScheduleEntry]:

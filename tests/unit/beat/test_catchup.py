@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import pytest
 from celery.beat import ScheduleEntry
 from celery.schedules import BaseSchedule, crontab, schedstate
+from django.db.models import Q
 
 from celery_redlock.testing import FakeNodes
 from tests.unit.beat.support import (
@@ -86,6 +87,33 @@ def test_missed_slots_that_are_too_old_are_logged(
     (line,) = site.log.messages
     assert f"job@2026-11-21T12:02:00+00:00{what}" in line
     assert "redlock_beat_catchup (60 s) is over" in line
+
+
+class OfTheseHours(RecordingScheduler):
+    """A scheduler that leaves out the crontabs of other hours: see Django's."""
+
+    def _get_crontab_exclude_query(self) -> Q:
+        return Q(hour="4")
+
+    def setup_schedule(self) -> None:
+        """Read the rows."""
+        super().setup_schedule()
+        if self._get_crontab_exclude_query():
+            self.schedule.clear()
+
+
+def test_missed_slot_of_another_hour_is_logged(site: Site) -> None:
+    """An entry of the night is due no more when beats are back in the morning."""
+    nightly = crontabs(hour=12, minute=30)
+    first = site.start(nightly, beat_scheduler=OfTheseHours)
+    run(MINUTE, first)
+    first.stop()
+    site.clock.advance(6 * HOUR)
+
+    run(MINUTE, site.start(nightly, beat_scheduler=OfTheseHours))
+
+    (line,) = site.log.messages
+    assert "job@2026-11-21T12:30:00+00:00 is not sent: no beat has sent it" in line
 
 
 def test_interval_is_sent_once_after_a_gap_of_several_steps(site: Site) -> None:
