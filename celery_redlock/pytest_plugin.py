@@ -38,13 +38,20 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Put ``redlock_fake`` before the fixtures that start a worker."""
-    names: list[str] | None = getattr(item, "fixturenames", None)
-    if names is None:
-        return
-    if _FAKE in names or item.get_closest_marker("redlock"):
-        names[:] = [_FAKE, *(name for name in names if name != _FAKE)]
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put ``redlock_fake`` before the fixtures that start a worker.
+
+    The last, because a ``conftest.py`` may add the marker to its tests.
+    """
+    for item in items:
+        names = getattr(item, "fixturenames", None)
+        if names is None:
+            continue
+        if _FAKE in names or item.get_closest_marker("redlock"):
+            # A new list: the items of a test with parameters share the old one.
+            others = (name for name in names if name != _FAKE)
+            item.fixturenames = [_FAKE, *others]  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(tryfirst=True)

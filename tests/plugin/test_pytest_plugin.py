@@ -59,6 +59,36 @@ def test_fixtures(work, celery_worker, redlock_fake, redlock_events):
     assert redlock_events.names == ["lock_acquired", "lock_released"]
 """
 
+MARKS_ALL = """
+import pytest
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.redlock(5))
+"""
+
+LOCKS = """
+from celery import Celery
+from celery_redlock import runtime_of
+
+def test_nodes_are_in_memory():
+    assert len(runtime_of(Celery("app")).redlock.labels) == 5
+"""
+
+MARKS_ONE = """
+import pytest
+from celery import Celery
+from celery_redlock import ConfigurationError, runtime_of
+
+@pytest.mark.parametrize("number", [0, pytest.param(5, marks=pytest.mark.redlock(5))])
+def test_nodes_of_one_are_in_memory(number):
+    if number:
+        assert len(runtime_of(Celery("app")).redlock.labels) == number
+        return
+    with pytest.raises(ConfigurationError):
+        runtime_of(Celery("app")).redlock
+"""
+
 # The worker of pytest-celery runs in a container; this one runs in a thread.
 OWN_WORKER = """
 @pytest.fixture
@@ -216,6 +246,21 @@ def pytest_passes(
         *order, "-p", "no:cacheprovider", "--strict-markers", *options
     )
     done.assert_outcomes(**outcomes)
+
+
+def test_marker_may_be_added_by_a_conftest(pytester: pytest.Pytester) -> None:
+    """A project that locks in memory everywhere marks all of its tests."""
+    pytester.makeconftest(MARKS_ALL)
+    pytester.makepyfile(LOCKS)
+
+    pytest_passes(pytester, passed=1)
+
+
+def test_marker_of_one_parameter_is_for_this_one(pytester: pytest.Pytester) -> None:
+    """The other parameters of the test use the nodes of the project."""
+    pytester.makepyfile(MARKS_ONE)
+
+    pytest_passes(pytester, passed=2)
 
 
 @pytest.mark.long
