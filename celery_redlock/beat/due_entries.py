@@ -27,6 +27,7 @@ from celery import schedules
 from celery.utils.time import maybe_make_aware
 
 if TYPE_CHECKING:
+    from celery.beat import ScheduleEntry
     from celery.schedules import BaseSchedule
 
 _US = timedelta(microseconds=1)
@@ -44,9 +45,26 @@ def as_us(instant: datetime | None) -> int:
     return 0 if instant is None else (maybe_make_aware(instant) - _EPOCH) // _US
 
 
+def last_run_of(entry: ScheduleEntry) -> int:
+    """Return when an entry ran last; 0 or less if it never ran."""
+    return as_us(entry.last_run_at) - _ahead(entry.schedule)
+
+
 def as_datetime(instant_us: int, schedule: BaseSchedule) -> datetime:
-    """Return an instant as the schedule would read it from the clock."""
-    return (_EPOCH + instant_us * _US).astimezone(getattr(schedule, "tz", None))
+    """Return an instant as the schedule would read it from its clock."""
+    shown = _EPOCH + (instant_us + _ahead(schedule)) * _US
+    return shown.astimezone(getattr(schedule, "tz", None))
+
+
+def _ahead(schedule: BaseSchedule) -> int:
+    """Return how far the ``nowfun`` of a schedule is ahead, in whole quarters.
+
+    Celery takes what it shows for UTC if it has no zone, such as ``datetime.now``.
+    """
+    if not getattr(schedule, "nowfun", None):
+        return 0
+    shown, now = as_us(schedule.now()), as_us(schedule.app.now())
+    return round((shown - now) / _QUARTER) * _QUARTER
 
 
 def copy_of(original: _T, **changes: Any) -> _T:

@@ -33,9 +33,9 @@ from kombu.exceptions import OperationalError
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.beat import inner_schedulers
 from celery_redlock.beat.due_entries import (
-    as_us,
     copy_of,
     cut_to_window,
+    last_run_of,
     never_ran,
     next_due,
     slots_due,
@@ -98,7 +98,7 @@ class GatedScheduler(_Base):
                 self._log_missed(entry, handled)
             upcoming = next_due(entry.schedule, since)
             # The last run that users see stays if it leads to the same next run.
-            if upcoming != next_due(entry.schedule, as_us(entry.last_run_at)):
+            if upcoming != next_due(entry.schedule, last_run_of(entry)):
                 inner_schedulers.set_last_run(self, entry, since)
         except Exception:
             # As in Celery, one broken entry does not stop the others.
@@ -221,7 +221,7 @@ class GatedScheduler(_Base):
         The record says so, or else the entry's last run.
         """
         recorded = self.term.record.upto(entry.name)
-        return as_us(entry.last_run_at) if recorded is None else recorded
+        return last_run_of(entry) if recorded is None else recorded
 
     def _handled_until(self, entry: ScheduleEntry) -> int:
         """Return the instant up to which nothing is left to send, during the term.
@@ -232,7 +232,7 @@ class GatedScheduler(_Base):
         recorded = self._recorded_until(entry)
         if entry.name in self._deferred:
             return recorded
-        return max(recorded, as_us(entry.last_run_at))
+        return max(recorded, last_run_of(entry))
 
     def _since(self, entry: ScheduleEntry) -> int:
         """Return the instant after which slots may still have to be sent."""
@@ -293,7 +293,7 @@ class GatedScheduler(_Base):
             log.info("%s was sent %.0f s after it was due.", name, late, extra=extra)
         # An interval counts from the instant at which it ran, not from its due time.
         if reserved is not None:
-            due = max(due, as_us(reserved.last_run_at))
+            due = max(due, last_run_of(reserved))
         elif isinstance(entry.schedule, schedule):
             due = now
         self.term.record.note({entry.name: due})

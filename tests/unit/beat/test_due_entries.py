@@ -188,3 +188,26 @@ def test_crontab_uses_the_zone_of_the_app(site: Site) -> None:
     run(60 * MINUTE, site.start(evening, conf={"timezone": "Asia/Tokyo"}, beat_ttl=60))
 
     assert site.dues() == ["12:30:00"]
+
+
+@pytest.mark.parametrize(
+    ("hour", "expected"),
+    [("*", ["13:00:00", "14:00:00", "15:00:00"]), ("23", ["14:00:00"])],
+)
+@pytest.mark.parametrize("zone", [None, ZoneInfo("UTC")])
+def test_crontab_may_have_a_clock_of_its_own(
+    site: Site, hour: str, expected: list[str], zone: ZoneInfo | None
+) -> None:
+    """Celery takes what a ``nowfun`` without a zone shows for UTC: here in Tokyo."""
+
+    def in_tokyo() -> datetime:
+        now = datetime.fromtimestamp(site.clock.wall(), ZoneInfo("Asia/Tokyo"))
+        return now.replace(tzinfo=zone)
+
+    schedule = crontabs(minute=0, hour=hour, nowfun=in_tokyo)
+    for _ in range(4):
+        beat = site.start(schedule)
+        run(50 * MINUTE, beat)
+        beat.stop()
+
+    assert site.dues() == expected
