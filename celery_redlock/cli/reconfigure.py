@@ -75,6 +75,10 @@ def reconfigure(  # noqa: PLR0913  (an argument for each option)
     after = _redlock(session, new, max_ttl)
     with closing(before), closing(after):
         session.say(*_comparison(before, after, abort=abort))
+        ttl, longest = runtime_of(session.app).settings.ttl, after.timing.max_ttl
+        if ttl > longest and not abort:
+            fact = f"redlock_ttl is {ttl:g} s: lower it to {longest:g} s at most, too."
+            session.say(painted(f"{fact} Else no client starts.", "warning"), "")
         if before.labels != after.labels:
             session.say(*_workers(session, before, abort=abort), "")
         question = "Take this change back now?" if abort else "Change it now?"

@@ -104,6 +104,17 @@ def test_reconfigure_changes_max_ttl(start_project: Callable[..., Project]) -> N
     assert lock(project.urls, max_ttl=1)
 
 
+@pytest.mark.parametrize(("seconds", "is_told"), [("30", False), ("29", True)])
+def test_plan_says_that_the_new_max_ttl_is_below_the_ttl(
+    project: Project, seconds: str, *, is_told: bool
+) -> None:
+    """Each client would refuse its settings after the change."""
+    run = project.redlock("reconfigure", "--max-ttl", seconds, typed="n\n")
+
+    said = "redlock_ttl is 30 s: lower it to 29 s at most, too. Else no client starts."
+    assert (said in run.out) is is_told
+
+
 @pytest.mark.parametrize(
     ("more", "code", "said", "plan"),
     [
