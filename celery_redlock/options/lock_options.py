@@ -32,7 +32,11 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.arguments import LockArguments
 from celery_redlock.options.exactly_once import RecordOptions
 from celery_redlock.options.foreign import FOREIGN
-from celery_redlock.options.policy_options import PolicyOptions, options_of_policies
+from celery_redlock.options.policy_options import (
+    PolicyOptions,
+    on_conflict_of,
+    options_of_policies,
+)
 from celery_redlock.options.values import naming
 
 if TYPE_CHECKING:
@@ -100,6 +104,7 @@ class LockOptions(_AllOptions):
             default = getattr(LockOptions, name)
             if (value := given.get(name, default)) is not default:
                 given[name] = read(name, value)
+        given["on_conflict"] = on_conflict_of(given)
         super().__init__(**given)
         self.check()
 

@@ -8,12 +8,13 @@ default of ``on_conflict`` there, and what needs the one running call is refused
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from celery_redlock import policies
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.options.key_options import LimitOptions
 from celery_redlock.options.unique_options import UniqueOptions
 from celery_redlock.options.values import flag
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 class PolicyOptions(UniqueOptions):
     """The options that say what happens to a call, and how long its lock is kept."""
 
-    on_conflict: Any = None
+    on_conflict: Any = "skip"
     on_lock_lost: Any = "abort"
     on_backend_error: Any = None
     ttl: float | None = None
@@ -38,9 +39,8 @@ class PolicyOptions(UniqueOptions):
     cancel_grace: float | None = None
 
     def check(self) -> None:
-        """Fill in the default policy; refuse what cannot be used or has no effect."""
+        """Refuse what cannot be used or has no effect."""
         super().check()
-        object.__setattr__(self, "on_conflict", self._policy_or_default())
         flag("renew", self.renew)
         flag("in_order", self.in_order)
         policies.ON_CONFLICT.policy(self.on_conflict)
@@ -158,12 +158,6 @@ class PolicyOptions(UniqueOptions):
             )
         return ttl
 
-    def _policy_or_default(self) -> Any:
-        given, default = self.on_conflict, "retry" if self.is_limited else "skip"
-        if isinstance(given, Mapping) and given and self.is_limited:
-            return {"execute": default, **given}
-        return default if given is None else given
-
     # -- what follows from the options ---------------------------------------------
 
     @cached_property
@@ -256,6 +250,22 @@ class PolicyOptions(UniqueOptions):
         possible = policies.ON_CONFLICT.possible(self.on_conflict)
         is_one = self.knows_one_running_call
         return tuple(kind for kind in possible if is_one or not kind.registers)
+
+
+def on_conflict_of(given: Mapping[str, Any]) -> Any:
+    """Return the option ``on_conflict`` of these options, or its default.
+
+    Raises:
+        ConfigurationError: The limits, on which the default depends, cannot be used.
+    """
+    names = {field.name for field in fields(LimitOptions)}
+    limits = LimitOptions(**{name: given[name] for name in names & given.keys()})
+    limits.check()
+    default = "retry" if limits.is_limited else "skip"
+    on_conflict = given.get("on_conflict")
+    if isinstance(on_conflict, Mapping) and on_conflict and limits.is_limited:
+        return {"execute": default, **on_conflict}
+    return default if on_conflict is None else on_conflict
 
 
 def options_of_policies() -> dict[str, list[type[policies.ConflictDecision]]]:

@@ -54,7 +54,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
@@ -212,17 +212,19 @@ class Keys:
 
     Attributes:
         prefix: ``redlock_prefix``: the start of every name.
-        meta: What the node must not forget.
-        releases: The latest releases by operators.
     """
 
     prefix: str
-    meta: str = field(init=False)
-    releases: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "meta", f"{self.prefix}:meta")
-        object.__setattr__(self, "releases", f"{self.prefix}:releases")
+    @property
+    def meta(self) -> str:
+        """The name of what the node must not forget."""
+        return f"{self.prefix}:meta"
+
+    @property
+    def releases(self) -> str:
+        """The name of the latest releases by operators."""
+        return f"{self.prefix}:releases"
 
     def lock(self, key: str) -> str:
         """Return the name of the lock of one key."""
