@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class PolicyOptions(UniqueOptions):
     """The options that say what happens to a call, and how long its lock is kept."""
 
-    on_conflict: Any = "skip"
+    on_conflict: Any = None  # `on_conflict_of` fills it in
     on_lock_lost: Any = "abort"
     on_backend_error: Any = None
     ttl: float | None = None
