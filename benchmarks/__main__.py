@@ -1,4 +1,4 @@
-"""Measure all groups, print the goals, and write ``docs/explanation/performance.md``.
+"""Measure all groups, print the goals, and write the tables of two pages of ``docs``.
 
 ``--quick`` only checks that everything runs. It takes a minute, and writes no page.
 """
@@ -58,8 +58,8 @@ def main() -> None:
         nargs="*",
         choices=GROUPS,
         metavar="GROUP",
-        help="measure these groups again; the page keeps the other figures. Without a "
-        f"name, only write the page. {', '.join(GROUPS)}",
+        help="measure these groups again; the pages keep the other figures. Without a "
+        f"name, only write the pages. {', '.join(GROUPS)}",
     )
     parser.add_argument(
         "--json", type=Path, help="another file for the figures of this run"
@@ -92,7 +92,7 @@ def main() -> None:
     if options.quick:
         return
     RESULTS.write_text(json.dumps(found, indent=1))
-    report.write_page(found)
+    report.write_pages(found)
 
 
 def _measure(name: str, *, quick: bool) -> Any:

@@ -1,4 +1,4 @@
-"""The report: goals with their results, and the tables of the performance page."""
+"""The report: goals with their results, and the tables of the two pages about them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "performance.md"
+_DOCS = Path(__file__).parents[1] / "docs"
+PAGES = (_DOCS / "explanation/performance.md", _DOCS / "contributing/measurements.md")
 
 
 # -- Goals -----------------------------------------------------------------------------
@@ -52,8 +53,8 @@ class Result:
     def row(self) -> tuple[str, str, str, str]:
         """Return name, figure, limit, and by how much the figure misses the limit."""
         goal = self.goal
-        small, large = sorted((self.value, goal.limit))
-        mark = "reached" if self.is_reached else f"missed by {large / small - 1:.0%}"
+        missing = abs(self.value / goal.limit - 1)
+        mark = "reached" if self.is_reached else f"missed by {missing:.0%}"
         sign = "≥" if goal.at_least else "≤"
         return (
             goal.what,
@@ -271,7 +272,7 @@ _GOALS = {
         Goal(f"{_JOBS}: permits in use", lambda f: f["busy"], 0.9, at_least=True),
         Goal(f"{_JOBS}: publications of a job", lambda f: f["publications"], 3),
         Goal(
-            f"{_JOBS}: end of the last quarter ÷ of the first",
+            f"{_JOBS}: mean end of the jobs published last ÷ first",
             lambda f: f["last_quarter"] / f["first_quarter"],
             1,
             at_least=True,
@@ -456,13 +457,23 @@ _GOALS = {
 # -- The page --------------------------------------------------------------------------
 
 
-def write_page(found: dict[str, Any]) -> None:
-    """Write the tables into the page, between its marks."""
-    text = PAGE.read_text(encoding="utf-8")
-    for name, block in _blocks(found).items():
-        text = filled(text, name, block)
-    text = filled(text, "goals", _goals(text, found))
-    PAGE.write_text(text, encoding="utf-8")
+def write_pages(found: dict[str, Any]) -> None:
+    """Write the tables into the pages, between their marks.
+
+    Raises:
+        ValueError: The pages do not have the marks of a table once.
+    """
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    blocks = {**_blocks(found), "goals": _goals("".join(texts), found)}
+    for name, block in blocks.items():
+        places = [i for i, text in enumerate(texts) if block_of(text, name)]
+        if len(places) != 1:
+            count = len(places)
+            message = f"The pages have {count} places for {name!r}; one is needed."
+            raise ValueError(message)
+        texts[places[0]] = filled(texts[places[0]], name, block)
+    for page, text in zip(PAGES, texts, strict=True):
+        page.write_text(text, encoding="utf-8")
 
 
 def _goals(text: str, found: dict[str, Any]) -> str:

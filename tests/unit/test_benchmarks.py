@@ -88,7 +88,7 @@ def test_contenders_take_turns_and_each_is_first_once() -> None:
         (1.25, 1.25, False, "reached"),
         (1.5, 1.25, False, "missed by 20%"),
         (3.5, 3.0, True, "reached"),
-        (2.0, 3.0, True, "missed by 50%"),
+        (2.0, 3.0, True, "missed by 33%"),
     ],
 )
 def test_result_shows_by_how_much_it_misses_its_goal(
