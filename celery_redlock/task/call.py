@@ -14,11 +14,8 @@ from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.text import check_id
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.line.successors import SuccessorRegister
-from celery_redlock.options.broker import (
-    is_broadcast,
-    is_in_memory,
-    marks_redeliveries,
-)
+from celery_redlock.locks.lease import family_of
+from celery_redlock.options.broker import is_broadcast
 from celery_redlock.task.header import TaskHeader, extract, note_published_at
 from celery_redlock.task.message import as_received
 from celery_redlock.task.publishing import end_entries
@@ -123,20 +120,13 @@ class Call:
         names = {"key": self.key, "task": self.task.name, "task_id": self.id}
         return {**names, "retries": self.request.retries}
 
-    @property
-    def follows_its_holder(self) -> bool:
-        """Whether the holder with the same id is its parent, and no copy of it.
+    def follows(self, holder: Holder | None) -> bool:
+        """Tell whether the holder with the same id has sent this call, as its next one.
 
-        This call is a retry, or what a call has replaced itself with, and comes for the
-        first time: the holder is the run that has published it. (Some brokers do not
-        say that a message comes again.)
+        This call is its retry, or what it has replaced itself with, and no copy of it.
         """
-        request, app = self.request, self.task.app
-        is_next = request.retries or getattr(request, "replaced_task_nesting", 0)
-        is_first = not self.is_redelivered and (
-            marks_redeliveries(app) or is_in_memory(app)
-        )
-        return bool(is_next and is_first)
+        family = self.header.follows
+        return holder is not None and family != "" and family_of(holder.base) == family
 
     def replaces(self, holder: Holder | None) -> bool:
         """Tell whether the holder has replaced itself with this call, among others.

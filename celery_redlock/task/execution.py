@@ -87,7 +87,7 @@ from celery_redlock.errors import (
 )
 from celery_redlock.line.backlog import note_run
 from celery_redlock.locking import Hold
-from celery_redlock.locks.lease import Holder, Lease, note_body
+from celery_redlock.locks.lease import Holder, Lease, family_of, note_body
 from celery_redlock.locks.limits import with_copies
 from celery_redlock.options.lock_options import takes_lock
 from celery_redlock.policies import (
@@ -301,6 +301,11 @@ class Execution(TaskLock):
         """Seconds since the call joined the backlog of its key; None: it did not."""
         return self._line.in_backlog
 
+    @property
+    def family(self) -> str:
+        """Common prefix of the tokens of its locks."""
+        return family_of(self._base)
+
     def is_of(self, task: Task, request: Context) -> bool:
         """Tell whether this is the execution of that request."""
         return self.call.task is task and bool(self.call.id == request.id)
@@ -494,7 +499,7 @@ class Execution(TaskLock):
             # Not waited for here: Celery stores the result after the lock is released,
             # and this copy would be woken, and run, between the two.
             self._patience = 0.0
-            if call.follows_its_holder:
+            if call.follows(held.holder):
                 return self._wait_or_republish(held, again=True)
             return self._wait_or_republish(held, redelivered=True, met_copy=True)
         if call.replaces(held.holder):

@@ -15,6 +15,8 @@ field            meaning                                            written by
                  this one was published
 ``again``        a result under its id is of an earlier call, or    the task
                  of the run that retries: it says nothing of this
+``follows``      begins the tokens of the run that has sent this    the task
+                 call under its own id: a retry, a replacement
 ``ended``        the call has ended, and is only to be counted in   the task
                  its chord
 ``slot``         the tick of a beat schedule that the call is for   beat
@@ -73,6 +75,7 @@ HEADER = "redlock"
 _PUBLISHED = "redlock_published"  # attribute of a request
 _BOOT = secrets.token_hex(16)
 _BASE = re.compile("[0-9a-f]{32}")
+_FAMILY = re.compile("[0-9a-f]{16}")
 _MOST_COUNT = 2**31 - 1
 _MOST_LIMITS = 2 * MOST  # a number at once and a rate of each key
 _MOST_US = 2**53  # µs since 1970: the year 2255, and the largest whole number of Lua
@@ -80,6 +83,10 @@ _MOST_US = 2**53  # µs since 1970: the year 2255, and the largest whole number 
 
 def _is_count(value: object, most: int = _MOST_COUNT) -> bool:
     return type(value) is int and 0 <= value <= most
+
+
+def _is_family(value: object) -> bool:
+    return type(value) is str and (not value or bool(_FAMILY.fullmatch(value)))
 
 
 _is_instant = partial(_is_count, most=_MOST_US)
@@ -143,8 +150,8 @@ class TaskHeader(NamedTuple):
     """The fields of one header, as in the table above, each with its check.
 
     ``base`` is None if another main process minted it. Not known: ``published`` and
-    ``refused`` are 0, ``slot``, ``next`` and ``serializer`` are ``""``; so is
-    ``claim`` of a call without a claim.
+    ``refused`` are 0, ``slot``, ``next`` and ``serializer`` are ``""``; so are
+    ``claim`` of a call without a claim, and ``follows`` of one that follows no run.
     """
 
     base: str | None = None
@@ -153,6 +160,7 @@ class TaskHeader(NamedTuple):
     redelivered: Annotated[bool, _is_bool] = False
     met_copy: Annotated[bool, _is_bool] = False
     again: Annotated[bool, _is_bool] = False
+    follows: Annotated[str, _is_family] = ""
     ended: Annotated[bool, _is_bool] = False
     slot: Annotated[str, _is_slot] = ""
     published: Annotated[int, _is_instant] = 0

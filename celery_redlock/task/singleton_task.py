@@ -52,6 +52,7 @@ from celery_redlock.errors import (
 )
 from celery_redlock.line.claims import Claims
 from celery_redlock.locking import aheld_by, held_by
+from celery_redlock.locks.lease import family_of
 from celery_redlock.options.call_key import KeyRule
 from celery_redlock.options.lock_options import LockOptions, options_in
 from celery_redlock.options.values import naming
@@ -60,7 +61,13 @@ from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.call import Call
 from celery_redlock.task.ends import end_refused
 from celery_redlock.task.execution import Execution, State, TaskLock, running
-from celery_redlock.task.header import TaskHeader, attach, clean, published_at
+from celery_redlock.task.header import (
+    TaskHeader,
+    attach,
+    clean,
+    published_at,
+    with_fields,
+)
 from celery_redlock.task.message import SentMessage, as_received, key_to_publish
 from celery_redlock.task.publishing import (
     called_with,
@@ -577,11 +584,14 @@ def _sent(task: Task, send: Callable[..., Any], /, *args: Any, **options: Any) -
 
     If the call that runs here is sent once more, or is replaced by this one, its old
     copy is acknowledged when this returns. So this returns when the broker has the new
-    one. If it could not be sent, the claim that was taken for it ends.
+    one, whose header says that it follows this run. If it could not be sent, the claim
+    that was taken for it ends.
     """
     task_id = options.get("task_id")
     if not task_id or not (task_id == task.request.id or options.get(_REPLACES)):
         return with_conflict(send(*args, **options))
+    if family := _family_of_run(task):
+        options["headers"] = with_fields(options.get("headers"), follows=family)
     try:
         with confirmed(task.app) as sure:
             return with_conflict(send(*args, **options | sure))
@@ -589,6 +599,16 @@ def _sent(task: Task, send: Callable[..., Any], /, *args: Any, **options: Any) -
         if claim := TaskHeader.read(options.get("headers")).claim:
             release_claim(runtime_of(task.app), claim, task_id, task.name)
         raise
+
+
+def _family_of_run(task: Task) -> str:
+    """Return how the tokens of the run begin that sends a call now; "" if none runs.
+
+    A worker's main process sends the retry of a call whose child was lost.
+    """
+    if (execution := running()) is not None:
+        return execution.family
+    return family_of(TaskHeader.read(vars(task.request)).base or "")
 
 
 class NextToCelery(Task):

@@ -78,7 +78,7 @@ def stage_runs(deployment: Deployment, key: str, number: int) -> list[Any]:
 
 FIELDS = [
     *("base", "boot", "deferred", "outages", "redelivered", "met_copy", "ended"),
-    *("slot", "published", "refused", "next", "events", "claim", "other"),
+    *("slot", "published", "refused", "next", "events", "claim", "follows", "other"),
 ]
 halves = st.text(st.characters(codec=None), max_size=20)
 texts = halves | st.sampled_from(["latest", "first", "\x1b[2J", "k" * 9000, "a\nb", ""])

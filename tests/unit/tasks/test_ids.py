@@ -2,28 +2,69 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import states
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.unit.tasks.support import Worker
 
 
-@pytest.mark.parametrize("request_", [{"retries": 1}, {"replaced_task_nesting": 1}])
+def _retries(job: Any) -> None:
+    job.retry((1,), throw=False, countdown=0)
+
+
+def _sends_itself(job: Any) -> None:
+    job.apply_async((1,), task_id=job.request.id)
+
+
+def _replaces_itself(job: Any) -> None:
+    job.replace(job.si(1))
+
+
+@pytest.mark.parametrize("send", [_retries, _sends_itself, _replaces_itself])
 def test_call_that_follows_its_holder_runs_when_that_has_ended(
-    worker: Worker, request_: dict[str, Any]
+    worker: Worker, send: Callable[[Any], None]
 ) -> None:
-    """Its parent has stored SUCCESS under the same id, and that is not its own."""
-    job = worker.leased_job()
-    with worker.held(worker.call_id):
-        assert worker.run(job, id=worker.call_id, **request_).state == states.RETRY
+    """The result that its parent stores under the same id is not its own."""
+    met, ran = [], []
+
+    @worker.task(bind=True)
+    def job(self: Any, number: int = 0) -> None:
+        ran.append(number)
+        if not number:
+            try:
+                send(self)
+            finally:
+                with ThreadPoolExecutor() as pool:
+                    meet = pool.submit(worker.run, self, 1, id=worker.call_id)
+                    met.append(meet.result())
+
+    worker.run(job, id=worker.call_id)
+    assert [run.state for run in met] == [states.RETRY]
     job.backend.mark_as_done(worker.call_id, "of the parent")
 
-    run = worker.run(job, id=worker.call_id, **request_)
+    assert worker.run(job, 1, id=worker.call_id).state == states.SUCCESS
 
-    assert run.state == states.SUCCESS
+    assert ran == [0, 1]
+
+
+def test_retry_that_meets_its_own_copy_runs_once(worker: Worker) -> None:
+    """Its countdown was longer than the visibility timeout, and the copy began first.
+
+    The broker does not mark the first message of the two, and this one has waited.
+    """
+    job = worker.leased_job()
+    request = {"id": worker.call_id, "retries": 1}
+    with worker.held(worker.call_id):
+        assert worker.run(job, **request).state == "IGNORED"
+    job.backend.mark_as_done(worker.call_id, "of the copy")
+
+    assert worker.run(job, **request).state == "IGNORED"
 
 
 def test_redelivered_retry_is_a_copy_of_the_first_one(worker: Worker) -> None:

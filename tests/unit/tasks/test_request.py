@@ -37,7 +37,7 @@ from celery_redlock import DuplicateTask
 from celery_redlock.basics import process
 from celery_redlock.line.backlog import join_backlog, place_of_next
 from celery_redlock.line.claims import Claims
-from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.lease import Holder, family_of
 from celery_redlock.locks.limits import Limit, Waits, Wanted
 from celery_redlock.task.ends import EndedAsRevoked
 from celery_redlock.task.header import (
@@ -666,7 +666,8 @@ def test_retry_of_a_lost_call_keeps_its_number_and_its_claim(
     worker.collect()
     ((headers, _),) = worker.published
     assert (headers["id"], headers["retries"]) == (worker.call_id, 1)
-    assert headers["redlock"] == {"published": 7, "claim": KEY}
+    family = family_of(request.request_dict["redlock"]["base"])  # of the lost run
+    assert headers["redlock"] == {"published": 7, "claim": KEY, "follows": family}
     assert list(worker.claims(KEY)) == [worker.call_id]
 
 
