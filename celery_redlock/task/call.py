@@ -169,12 +169,14 @@ class Call:
         expires = maybe_make_aware(maybe_iso8601(self.request.expires), zone)
         return float(expires.timestamp())
 
-    def with_own_arguments(self) -> Call:
-        """Return the call with copies of its arguments, which its body may change."""
+    def with_own_message(self) -> Call:
+        """Return the call with a copy of what was sent, which its body may change.
+
+        A base class of the project can add an argument that cannot be copied.
+        """
         if self.request.is_eager:
             return self
-        args, kwargs, sent = copy.deepcopy((self.args, self.kwargs, self.sent))
-        return replace(self, args=args, kwargs=kwargs, sent=sent)
+        return replace(self, sent=copy.deepcopy(self.sent))
 
     def log_fields(self, event: str, **facts: object) -> dict[str, object]:
         """Return the fields of a log line about this call."""

@@ -571,7 +571,7 @@ class Execution(TaskLock):
         if lease is not None:
             lease.ensure()
             if call.options.task.needs_arguments:
-                self.call = self._line.call = call.with_own_arguments()
+                self.call = self._line.call = call.with_own_message()
             lease.begin()
         self._note_started()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -343,3 +344,23 @@ def test_announced_call_is_the_one_that_was_sent(
 
     assert worker.announced(KEY) == []
     assert worker.announced("k:1") == ["another"]
+
+
+class AddsLock(SingletonTask):
+    """Adds an argument to each call, that cannot be copied."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body with a lock of Python's."""
+        return super().__call__(*args, mutex=threading.Lock(), **kwargs)
+
+
+def test_argument_of_a_base_class_need_not_be_copied(worker: Worker) -> None:
+    """What is kept for a repetition after a lost lock is the message of the call."""
+
+    @worker.task(base=AddsLock, typing=False, on_lock_lost="retry")
+    def job(mutex: Any = None) -> None:
+        mutex.acquire()
+
+    assert worker.run(job).state == states.SUCCESS
