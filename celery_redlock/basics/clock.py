@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """The core's view of time. Tests and the simulator bring their own."""
+    """The time that this package sees. Tests and the simulator bring their own."""
 
     def monotonic(self) -> float:
         """Seconds since some fixed point; never goes back."""

@@ -1,4 +1,4 @@
-"""The backlog of a key: the refused calls that come back, in their order.
+"""The backlog of a key: the calls that come back in their turn, or run in order.
 
 ::
 
@@ -178,7 +178,10 @@ def number_in_backlog(
 
 
 def is_first(redlock: Redlock, key: str, task_id: str) -> bool:
-    """Tell whether no other call is first in the backlog of a key, on any node."""
+    """Tell whether each node that answered names this call first, or none.
+
+    So it is where no node answered: the lock decides.
+    """
     names = [*redlock.keys.backlogs(key), *redlock.keys.returns(key)]
     _, answers = _ask(redlock, FIRST_IN_BACKLOG, names, [task_id])
     return not answers or {*map(_text, answers[1])} <= {task_id, ""}

@@ -162,7 +162,9 @@ class Claims:
         Raises:
             LockContended: The votes were split, again and again.
             QuorumUnreachable: Too few nodes answered, or vote in the view of this
-                client. After each of them nothing is claimed.
+                client.
+
+        After each of these nothing is claimed.
         """
         redlock, clock = self._redlock, self._redlock.clock
         tries = 0

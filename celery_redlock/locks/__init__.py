@@ -1,4 +1,4 @@
-"""Redlock on a majority of independent Redis masters. Knows Redis, not Celery.
+"""Redlock on a majority of independent Redis masters, or in one store. Knows no Celery.
 
 Read in this order:
 

@@ -112,7 +112,7 @@ _OWN_TIME = -1  # in place of a hint: the node numbers by its own time
 
 
 class Redlock:
-    """A lock service on N independent Redis masters.
+    """A lock service on N independent Redis masters, or in one store.
 
     Building one opens nothing. Connections are made on first use, in the background.
     Threads and greenlets may share one, it survives a fork, and it can be pickled.
@@ -142,9 +142,9 @@ class Redlock:
         listener: Hears when a lock is released. None where a transport is given: a
             wait then polls.
         permits: The permits that this process had last, where keys have limits.
-        asks_for_votes: Whether those who show the state of the nodes may ask for votes.
-            Not if the nodes may be a part of a deployment: a node that has lost its
-            memory would found another one with them.
+        asks_for_votes: Whether commands that show the nodes may ask for votes. Not if
+            the nodes may be a part of a deployment (``--node``): a node that has lost
+            its memory would found another one with them.
 
     Raises:
         ConfigurationError: A value cannot be used. The message names it and the remedy.
@@ -255,9 +255,10 @@ class Redlock:
             LockContended: The votes were split, again and again.
             QuorumUnreachable: Too few nodes answered, or are in quarantine.
             ConfigurationError: The ttl, the wait or the key cannot be used.
-                After each of them this client holds nothing. If a connection broke
-                before the answer, that node may keep the lock until it is reached
-                again, at most for the ttl.
+
+        After each of these this client holds nothing. If a connection broke before the
+        answer, that node may keep the lock until it is reached again, at most for the
+        ttl.
         """
         steps = self.acquiring(
             key_of(key), ttl, wait, base=base, holder=holder, limits=limits

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _LEAST_ROOM = 64  # entries
 _LONGEST_SLEEP = 4.0  # seconds
-_SOON = 5.0  # seconds; above that, by more than it takes to fall asleep
+_SOON = 5.0  # seconds; the longest sleep, and more than it takes to fall asleep
 
 
 @dataclass(slots=True, eq=False)
@@ -119,9 +119,10 @@ class WakeupQueue:
         self.begin()
 
     def begin(self) -> None:
-        """Let another thread drain and sleep. It drains before it sleeps.
+        """Start anew for a new thread, which drains before it sleeps.
 
-        Its event is a new one: gevent may have been patched since the last thread.
+        Wake-ups for the thread before are lost. The event is a new one, since gevent
+        may have been patched since then.
         """
         self._event: queue.SimpleQueue[None] = queue.SimpleQueue()
 

@@ -14,8 +14,9 @@ watched while a renewal waits for replies, and ends within one node_timeout, is
 announced when these replies are there. If a majority confirms a renewal after the
 deadline, the lease is lost all the same.
 
-For every lease exactly one of two things happens: ``forget`` returns True, or
-``on_lost`` is called. Callbacks run in the watchdog's thread and must be quick.
+For every lease exactly one of two things happens, while the thread is not stopped:
+``forget`` returns True, or ``on_lost`` is called. Callbacks run in the watchdog's
+thread and must be quick.
 
 Only the watchdog's thread uses its state; others leave watches in its wake-up queue.
 ``forget`` and a loss both take the lease out of one dict, which is atomic, and the

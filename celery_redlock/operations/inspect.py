@@ -103,7 +103,7 @@ class NodeStatus:
 
     @property
     def can_tell(self) -> bool:
-        """Whether a lock that the node does not have counts as not held there."""
+        """Whether a lock that is missing on this node counts as not held there."""
         votes_else = self.state is NodeState.REFUSES and bool(self.view)
         return votes_else or self.state in (NodeState.VOTES, NodeState.UNSYNCED)
 

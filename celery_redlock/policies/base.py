@@ -77,9 +77,11 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict(Situation):
-    """A majority of the nodes names another holder of a key of the call.
+    """Another call is in the way.
 
-    Where a key has a limit, it names one for each of its permits.
+    It has the lock of a key of the call, the claim or the cool-down of the key, or an
+    earlier place in its order. A majority of the nodes says so; of the order one of
+    them is enough. Where a key has a limit, other calls have all of its permits.
 
     Attributes:
         held_key: The key that the other call has: ``key``, or one of several keys.

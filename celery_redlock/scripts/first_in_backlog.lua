@@ -1,5 +1,5 @@
 -- Tell which call is first in the backlog of a key, of those that keep their deadlines.
--- Compares no view: the backlog only says when to try, and ACQUIRE decides.
+-- Compares no view: no lock is granted here. The backlog says which call may try, and when.
 --
 -- KEYS  1 backlog [w, large]  2 returns [w, large]
 -- ARGV  1 task_id: of the call that asks

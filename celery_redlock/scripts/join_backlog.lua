@@ -1,6 +1,6 @@
 -- Join the backlog of a key, or keep one's place in it, and tell the place. A call that
 -- has not joined again by its deadline is taken out: it was purged, or is lost.
--- Compares no view: the backlog only says when to try, and ACQUIRE decides.
+-- Compares no view: no lock is granted here. The backlog says which call may try, and when.
 --
 -- KEYS  1 backlog [w, large]  2 returns [w, large]  3 pace [r]
 -- ARGV  1 task_id  2 since (µs since 1970)  3 within_us: until its deadline

@@ -11,9 +11,9 @@ key, under the prefix      content
 ``order:{key}:{task}``     sorted set: the calls that were published, in their order
 ``claim:{key}``            the job that waits in the queue (``line.claims``)
 ``cooldown:{key}``         the job that succeeded a short time ago
-``backlog:{key}``          sorted set: refused call -> since when it waits
-                           (``line.backlog``)
-``return:{key}``           sorted set: refused call -> by when it must come back
+``backlog:{key}``          sorted set: refused call -> since when it waits; with
+                           ``in_order`` published call -> number (``line.backlog``)
+``return:{key}``           sorted set: the same call -> by when it must come back
 ``number:{key}``           the greatest number that a call has got (``in_order``)
 ``pace:{key}``             how many runs were counted, and their mean in µs
 ``slots:{election}``       hash: schedule entry -> until when its slots were sent

@@ -1,7 +1,7 @@
 -- Number a call that is about to be published, and join the backlog of its key with that
 -- number: greater than all that were given before, also by publishers with other clocks.
 -- A call that has left the backlog in the meantime does not join it.
--- Compares no view: the backlog only says when to try, and ACQUIRE decides.
+-- Compares no view: no lock is granted here. The backlog says which call may try, and when.
 --
 -- KEYS  1 backlog [w, large]  2 returns [w, large]  3 greatest [w]: number so far
 -- ARGV  1 task_id  2 least (µs since 1970)  3 within_us: until its deadline

@@ -16,7 +16,7 @@ class FakeClock:
     """A clock that only ``sleep`` and ``advance`` move. For one thread.
 
     It counts whole microseconds, so that 0.1 + 0.2 is 0.3. It is a
-    `basics.clock.Clock`, for the core and for `testing.MemoryNode`.
+    `basics.clock.Clock`, for `Redlock` and for `testing.MemoryNode`.
 
     Args:
         wall: Seconds since 1970 at the start.

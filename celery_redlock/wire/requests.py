@@ -166,7 +166,7 @@ _VOTE_OF_STATUS: dict[int, Callable[[list[Any], Script | None], Vote]] = {
 }
 
 
-class UnreadableReply(Exception):  # noqa: N818  (ends a connection; never leaves core)
+class UnreadableReply(Exception):  # noqa: N818  (ends a connection; never leaves wire)
     """No script of ours replies like this. It may be the reply to something else."""
 
 

@@ -113,7 +113,8 @@ class FencedRows:
             StaleFence: At least one of the rows has a greater fence.
             ConfigurationError: The fence or a value is in another table (multi-table
                 inheritance), so this cannot be one statement.
-                After either error nothing was written.
+
+        After either error nothing was written.
         """
         _refuse_to_set_fence(values)
         _refuse_other_tables(self._rows.model, values)
