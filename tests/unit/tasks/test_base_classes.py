@@ -357,7 +357,7 @@ class AddsLock(SingletonTask):
 
 
 def test_argument_of_a_base_class_need_not_be_copied(worker: Worker) -> None:
-    """What is kept for a repetition after a lost lock is the message of the call."""
+    """The message of the call is kept for a repetition after a lost lock, no more."""
 
     @worker.task(base=AddsLock, typing=False, on_lock_lost="retry")
     def job(mutex: Any = None) -> None:
