@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.errors import (
     ConfigurationError,
     LockUnavailable,
@@ -36,6 +37,7 @@ MAX_TTL = 1.0  # seconds: a reconfiguration waits for one of them and a bit
 CLIENTS = 3
 
 Service = Callable[..., Redlock]  # the fixture `service`
+Move = Callable[[str, str], tuple[DevNodes, Redlock, Redlock]]  # the fixture `move`
 
 
 @pytest.fixture
@@ -50,6 +52,24 @@ def service() -> Iterator[Service]:
             return redlock
 
         yield make
+
+
+@pytest.fixture
+def move(start_nodes: StartNodes, service: Service) -> Move:
+    """Give a function that starts nodes, and a client of two of their configurations.
+
+    Each node is a letter: ``move("abc", "abd")`` replaces one of three. The first
+    configuration is that of the nodes.
+    """
+
+    def make(before: str, after: str) -> tuple[DevNodes, Redlock, Redlock]:
+        nodes = start_nodes(len({*before, *after}), initialize=False)
+        url = dict(zip("abcdef", nodes.urls, strict=False))
+        old, new = (service([url[node] for node in part]) for part in (before, after))
+        old.initialize()
+        return nodes, old, new
+
+    return make
 
 
 def reconfigure_until_closed(
@@ -179,13 +199,9 @@ def until_granted(load: Load, *, since: float) -> None:
         load.stop.wait(0.02)
 
 
-def test_wait_of_a_clock_that_was_ahead_begins_anew(
-    start_nodes: StartNodes, service: Service, key: str
-) -> None:
+def test_wait_of_a_clock_that_was_ahead_begins_anew(move: Move, key: str) -> None:
     """A node was closed while its clock was ahead for a moment, by an hour."""
-    nodes = start_nodes(4, initialize=False)
-    old, new = service(nodes.urls[:3]), service(nodes.urls[1:])
-    old.initialize()
+    nodes, old, new = move("abc", "bcd")
     steps: list[str] = []
 
     def on_step(sentence: str) -> None:
@@ -202,13 +218,9 @@ def test_wait_of_a_clock_that_was_ahead_begins_anew(
     assert not any("3600" in wait for wait in waits)
 
 
-def test_client_with_removed_nodes_is_told_the_new_ones(
-    start_nodes: StartNodes, service: Service, key: str
-) -> None:
+def test_client_with_removed_nodes_is_told_the_new_ones(move: Move, key: str) -> None:
     """A removed node stays closed. The client need not wait for a move that is done."""
-    nodes = start_nodes(4, initialize=False)
-    old, new = service(nodes.urls[:3]), service([*nodes.urls[:2], nodes.urls[3]])
-    old.initialize()
+    _, old, new = move("abc", "abd")
     reconfigure(old, new)
 
     error = refusal(old, key, says="The nodes are at epoch 2 with the nodes")
@@ -221,13 +233,9 @@ def test_client_with_removed_nodes_is_told_the_new_ones(
     assert "shut this one down" in removed.remedy
 
 
-def test_reconfiguration_that_was_interrupted_is_resumed(
-    start_nodes: StartNodes, service: Service, key: str
-) -> None:
+def test_reconfiguration_that_was_interrupted_is_resumed(move: Move, key: str) -> None:
     """The wait continues meanwhile, and a second run finishes the first one's work."""
-    nodes = start_nodes(5, initialize=False)
-    old, new = service(nodes.urls[:3]), service(nodes.urls)
-    old.initialize()
+    nodes, old, new = move("abc", "abcde")
 
     reconfigure_until_closed(old, new, nodes.nodes[4].kill, match="run it again")
     with pytest.raises(QuorumUnreachable):
@@ -240,13 +248,9 @@ def test_reconfiguration_that_was_interrupted_is_resumed(
     assert new.release(lease)
 
 
-def test_reconfiguration_looks_before_it_closes(
-    start_nodes: StartNodes, service: Service, key: str
-) -> None:
+def test_reconfiguration_looks_before_it_closes(move: Move, key: str) -> None:
     """If it cannot be finished, nothing is changed, and locks are granted as before."""
-    nodes = start_nodes(4, initialize=False)
-    old, new = service(nodes.urls[:3]), service(nodes.urls)
-    old.initialize()
+    nodes, old, new = move("abc", "abcd")
     nodes.nodes[3].kill()
 
     with pytest.raises(RedlockError, match=r"must be up: .*Nothing was changed"):
@@ -289,13 +293,9 @@ def test_node_of_another_deployment_is_not_moved(
     theirs.release(granted(theirs, key))
 
 
-def test_clients_that_are_early_are_found(
-    start_nodes: StartNodes, service: Service, key: str
-) -> None:
+def test_clients_that_are_early_are_found(move: Move, key: str) -> None:
     """They have founded a deployment of the new nodes. The move is not done by that."""
-    nodes = start_nodes(6, initialize=False)
-    old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
-    old.initialize()
+    _, old, new = move("abc", "def")
     new.initialize()
 
     with pytest.raises(RedlockError, match=r"another deployment.*Nothing was changed"):
@@ -342,13 +342,9 @@ def test_second_run_lifts_no_quarantine(
         rival.acquire(key)
 
 
-def test_closed_nodes_that_fall_silent_are_waited_for(
-    start_nodes: StartNodes, service: Service
-) -> None:
+def test_closed_nodes_that_fall_silent_are_waited_for(move: Move) -> None:
     """They may have lost their memory, and then their locks have not ended."""
-    nodes = start_nodes(6, initialize=False)
-    old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
-    old.initialize()
+    nodes, old, new = move("abc", "def")
 
     def silence() -> None:
         for node in nodes.nodes[:2]:
@@ -362,13 +358,9 @@ def test_closed_nodes_that_fall_silent_are_waited_for(
     )
 
 
-def test_reconfiguration_is_taken_back(
-    start_nodes: StartNodes, service: Service, key: str
-) -> None:
+def test_reconfiguration_is_taken_back(move: Move, key: str) -> None:
     """Until the first node is opened, --abort leads back, with all fences."""
-    nodes = start_nodes(5, initialize=False)
-    old, new = service(nodes.urls[:3]), service(nodes.urls)
-    old.initialize()
+    nodes, old, new = move("abc", "abcde")
     before = granted(old, key)
     old.release(before)
 
@@ -411,13 +403,11 @@ def test_abort_is_not_recommended_where_it_would_be_refused(
 
 
 def test_reconfiguration_ends_when_another_operator_aborts(
-    start_nodes: StartNodes, service: Service, key: str
+    move: Move, service: Service, key: str
 ) -> None:
     """It does not ask on until its patience ends, and it says what has happened."""
-    nodes = start_nodes(5, initialize=False)
-    old, new = service(nodes.urls[:3]), service(nodes.urls)
+    nodes, old, new = move("abc", "abcde")
     other_old, other_new = service(nodes.urls[:3]), service(nodes.urls)
-    old.initialize()
 
     def abort() -> None:
         reconfigure(other_old, other_new, abort=True)
@@ -431,13 +421,11 @@ def test_reconfiguration_ends_when_another_operator_aborts(
 
 
 def test_abort_ends_when_another_operator_has_finished(
-    start_nodes: StartNodes, service: Service, key: str
+    move: Move, service: Service, key: str
 ) -> None:
     """It looked before the nodes were opened, and marks them after that."""
-    nodes = start_nodes(5, initialize=False)
-    old, new = service(nodes.urls[:3]), service(nodes.urls)
+    nodes, old, new = move("abc", "abcde")
     other_old, other_new = service(nodes.urls[:3]), service(nodes.urls)
-    old.initialize()
 
     reconfigure_until_closed(old, new, nodes.nodes[4].pause, match="--abort")
     nodes.nodes[4].resume()
@@ -458,12 +446,10 @@ def test_abort_ends_when_another_operator_has_finished(
 
 
 def test_abort_outlasts_locks_of_members_that_have_forgotten(
-    start_nodes: StartNodes, service: Service, key: str
+    move: Move, key: str
 ) -> None:
     """Members that lost their memory cannot tell that they voted, and for what."""
-    nodes = start_nodes(6, initialize=False)
-    old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
-    old.initialize()
+    nodes, old, new = move("abc", "def")
     reconfigure(old, new)
     lease = granted(new, key)
     for node in nodes.nodes[3:5]:
@@ -481,12 +467,10 @@ def test_abort_outlasts_locks_of_members_that_have_forgotten(
 
 @pytest.mark.parametrize("refusing", [1, 2])
 def test_abort_has_not_ended_while_nodes_refuse_to_be_reopened(
-    start_nodes: StartNodes, service: Service, key: str, refusing: int
+    move: Move, key: str, refusing: int
 ) -> None:
     """They answer, and take no writes. The same abort ends it when they do."""
-    nodes = start_nodes(6, initialize=False)
-    old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
-    old.initialize()
+    nodes, old, new = move("abc", "def")
 
     def interrupt() -> None:
         raise RedlockError("interrupted")
@@ -512,13 +496,9 @@ def test_abort_has_not_ended_while_nodes_refuse_to_be_reopened(
     old.release(old.acquire(key))
 
 
-def test_refused_abort_of_one_of_two_plans_changes_nothing(
-    start_nodes: StartNodes, service: Service
-) -> None:
+def test_refused_abort_of_one_of_two_plans_changes_nothing(move: Move) -> None:
     """Also the other plan, which could be taken back, stays as it is."""
-    nodes = start_nodes(4, initialize=False)
-    old, new = service(nodes.urls[:2]), service(nodes.urls)
-    old.initialize()
+    nodes, old, new = move("ab", "abcd")
 
     def interrupt() -> None:
         raise RedlockError("interrupted")
@@ -556,12 +536,10 @@ def test_finished_reconfiguration_is_not_taken_back(
 
 @pytest.mark.parametrize("abort", [False, True])
 def test_reconfiguration_that_was_done_is_not_begun_again(
-    start_nodes: StartNodes, service: Service, abort: bool
+    move: Move, abort: bool
 ) -> None:
     """The future nodes have lost their memory since, and do not vote just now."""
-    nodes = start_nodes(6, initialize=False)
-    old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
-    old.initialize()
+    nodes, old, new = move("abc", "def")
     reconfigure(old, new)
 
     def lose_two() -> None:
@@ -579,19 +557,14 @@ def test_reconfiguration_that_was_done_is_not_begun_again(
 
 
 def test_reconfiguration_without_enough_witnesses_rests_on_clocks(
-    start_nodes: StartNodes,
-    service: Service,
-    key: str,
-    caplog: pytest.LogCaptureFixture,
+    move: Move, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If too few old nodes know the fences, a warning says that clocks decide.
 
     Nodes that lost their memory are no members any more, and cannot be closed. The
     operator may give those that are switched off.
     """
-    nodes = start_nodes(5, initialize=False)
-    old, new = service(nodes.urls[:3]), service(nodes.urls[2:])
-    old.initialize()
+    nodes, old, new = move("abc", "cde")
     for node in nodes.nodes[:2]:
         node.kill()
     with pytest.raises(RedlockError, match=r"Only 1 of the 3 nodes.*Nothing was"):
