@@ -1,30 +1,26 @@
-"""Mutual exclusion: one holder at a time, under faults, among processes and threads."""
+"""Mutual exclusion: one holder at a time, among processes and among threads.
+
+What it is worth while nodes die, hang and forget, `tests.simulation` and
+`tests.torture` judge.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import random
 import signal
 import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.errors import LockUnavailable
 from celery_redlock.locking import lock
 from tests.conftest import with_long
 from tests.nodes.support import (
-    MAX_TTL,
-    SHORT,
-    StartNodes,
     children,
     client,
-    failing,
-    meanwhile,
     proxied,
     run_threads,
     scripts_run,
@@ -34,161 +30,9 @@ from tests.nodes.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from celery_redlock.devnodes import DevNodes
-    from celery_redlock.locks.redlock import Redlock
 
 ROUNDS = 30
-
-# When a holder began, when it ended, and its fence.
-Stay = tuple[float, float, int]
-
-
-def assert_apart(stays: list[Stay]) -> None:
-    """Assert that each stay began after the one before it, with a greater fence."""
-    for (_, end, fence), (began, _, later) in itertools.pairwise(sorted(stays)):
-        assert began >= end
-        assert later > fence
-
-
-# -- While nodes fail --------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def contention(
-    nodes: DevNodes | Sequence[str],
-    count: int,
-    work: Callable[[Redlock], None],
-    **options: Any,
-) -> Iterator[None]:
-    """Let this many clients, each in a thread, do this again and again."""
-
-    def try_to(work: Callable[[], None]) -> None:
-        with contextlib.suppress(LockUnavailable):
-            work()
-
-    with contextlib.ExitStack() as stack:
-        made = [stack.enter_context(client(nodes, **options)) for _ in range(count)]
-        with meanwhile(*[partial(try_to, partial(work, redlock)) for redlock in made]):
-            yield
-
-
-@pytest.mark.parametrize("seed", with_long(range(2), "1"))
-@pytest.mark.long
-def test_valid_leases_never_overlap_in_any_history(
-    start_nodes: StartNodes, key: str, seed: int
-) -> None:
-    """While nodes hang, die and come back empty, there is one holder at a time."""
-    nodes = start_nodes(5, max_ttl=1.0)
-    chance = random.Random(seed)  # noqa: S311  (no secret)
-    stays: list[Stay] = []
-
-    def hold_for_a_while(redlock: Redlock) -> None:
-        lease = redlock.acquire(key, wait=0.5)
-        began = time.monotonic()
-        while lease.remaining() > 0.2 and chance.random() > 0.05:
-            time.sleep(0.001)  # the work of a body
-            if chance.random() < 0.05:
-                redlock.extend(lease)
-        ended = time.monotonic()  # before the look at the validity
-        if lease.is_valid():
-            stays.append((began, ended, lease.fence))
-        redlock.release(lease)
-
-    short = {"ttl": 1.0, "max_ttl": 1.0, "node_timeout": 0.1}
-    with contention(nodes, 5, hold_for_a_while, **short):
-        for _ in range(25):
-            way, longest = ("dead", 0.1) if chance.random() < 0.3 else ("hung", 0.3)
-            with failing([chance.choice(nodes.nodes)], way):
-                time.sleep(chance.uniform(0, longest))  # the length of the fault
-        until(lambda: len(stays) > 5)  # else it shows nothing
-
-    assert_apart(stays)
-    until_nothing_is_left(nodes)
-
-
-@pytest.mark.parametrize("seed", with_long(range(2), "1"))
-def test_fences_grow_while_one_node_at_a_time_fails(
-    start_nodes: StartNodes, key: str, seed: int
-) -> None:
-    """Under kills, restarts and partitions no fence repeats or is out of order."""
-    nodes = start_nodes(5, initialize=False)
-    chance = random.Random(seed)  # noqa: S311  (no secret)
-    grants: list[Stay] = []
-
-    def note_grant(redlock: Redlock) -> None:
-        lease = redlock.acquire(key, wait=0.3)
-        granted_at = redlock.clock.monotonic()
-        grants.append((lease.started_at, granted_at, lease.fence))
-        redlock.release(lease)
-
-    with proxied(nodes, **SHORT) as (lines, _):
-        urls = [line.url for line in lines]
-        with contention(urls, 4, note_grant, **SHORT):
-            for _ in range(20):
-                line = chance.choice(lines)
-                node = line.target
-                begin, end = chance.choice(
-                    [
-                        (line.hold, line.resume),
-                        (line.hold_replies, line.resume),
-                        (line.cut, line.mend),
-                        (node.pause, node.resume),
-                        (node.kill, node.restart),
-                    ]
-                )
-                begin()
-                time.sleep(chance.uniform(0, 0.2))  # the length of the fault
-                end()
-                time.sleep(chance.uniform(0, 0.1))
-            until(lambda: len(grants) > 30, 60.0)  # else it shows nothing
-
-    fences = [fence for _, _, fence in grants]
-    assert len(set(fences)) == len(fences)
-    assert_ordered(grants)
-
-
-def assert_ordered(grants: list[Stay]) -> None:
-    """Assert that a grant that began after another one has the greater fence."""
-    by_end = sorted(grants, key=lambda grant: grant[1])
-    greatest = list(itertools.accumulate((fence for _, _, fence in by_end), max))
-    ends = [granted_at for _, granted_at, _ in by_end]
-    for started_at, _, fence in grants:
-        over_before = sum(end < started_at for end in ends)
-        if over_before:
-            assert fence > greatest[over_before - 1]
-
-
-@pytest.mark.parametrize("victims", [1, 3], ids=["one", "all"])
-@pytest.mark.long
-def test_node_wiped_over_and_over_admits_no_second_holder(
-    start_nodes: StartNodes, key: str, victims: int
-) -> None:
-    """While a lock is contended, nodes are flushed again and again: one holder only."""
-    nodes = start_nodes(3, max_ttl=MAX_TTL)
-    stays: list[Stay] = []
-
-    def hold(redlock: Redlock) -> None:
-        lease = redlock.acquire(key, wait=0.2)
-        began = time.monotonic()
-        time.sleep(0.005)  # the work of a body
-        ended = time.monotonic()
-        if lease.is_valid():
-            stays.append((began, ended, lease.fence))
-        redlock.release(lease)
-
-    with contention(nodes, 4, hold, **SHORT):
-        until(lambda: len(stays) > 5)
-        for number in range(60):
-            nodes.nodes[number % victims].command("FLUSHALL")
-            time.sleep(0.02)  # so that some recover in between
-        wiped_until = time.monotonic()
-        until(lambda: stays[-1][0] > wiped_until + 0.1, seconds=20)
-
-    assert_apart(stays)
-    until_nothing_is_left(nodes)
-
 
 # -- Processes ---------------------------------------------------------------------
 

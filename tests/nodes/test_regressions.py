@@ -21,7 +21,8 @@ redlock-py, redsync and others, one token for all tries
     unit/lock/test_refusals.py::test_split_votes_are_tried_five_times
     nodes/test_connections.py::test_acquire_overtaken_by_its_release_leaves_nothing
 Redisson #624, RedLock.net #93 #97, two holders
-    nodes/test_exclusion.py::test_valid_leases_never_overlap_in_any_history
+    simulation/test_histories.py::test_histories_break_no_rule
+    torture/test_torture.py::test_torture
 Redisson #7272 #1966 #1626, renewal outlives the release
     nodes/test_renewal.py::test_renewal_never_brings_a_released_lock_back
     unit/locking/test_block.py::test_released_lock_is_not_restored
