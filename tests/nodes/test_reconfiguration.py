@@ -1,4 +1,7 @@
-"""Changes of the node list or of max_ttl while clients keep acquiring locks."""
+"""Changes of the node list or of max_ttl: refused, interrupted, and taken back.
+
+Clients that keep acquiring locks meanwhile are in the histories of `tests.simulation`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -29,13 +32,9 @@ from tests.nodes.support import StartNodes, granted, refusal, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from typing_extensions import Self
-
     from celery_redlock.members.restart_guard import NodeMembership
 
 MAX_TTL = 1.0  # seconds: a reconfiguration waits for one of them and a bit
-CLIENTS = 3
-
 Service = Callable[..., Redlock]  # the fixture `service`
 Move = Callable[[str, str], tuple[DevNodes, Redlock, Redlock]]  # the fixture `move`
 
@@ -101,102 +100,6 @@ def reconfigure_until_closed(
 def looks(redlock: Redlock) -> list[NodeMembership]:
     """Return what each node knows of itself."""
     return [look for look in redlock.guard.look() if look]
-
-
-@dataclass
-class Load:
-    """Clients of both configurations that acquire one lock again and again."""
-
-    redlocks: list[Redlock]
-    key: str
-    grants: list[tuple[float, float, float, int]] = field(default_factory=list)
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def run(self, redlock: Redlock) -> None:
-        """Hold the lock for a moment, and note when it was asked for, had and left."""
-        while not self.stop.is_set():
-            began = SYSTEM_CLOCK.monotonic()
-            try:
-                lease = redlock.acquire(self.key)
-            except LockUnavailable:
-                self.stop.wait(0.005)
-                continue
-            had = SYSTEM_CLOCK.monotonic()
-            self.stop.wait(0.002)
-            # What was held for longer than its validity proves nothing.
-            end = min(SYSTEM_CLOCK.monotonic(), lease.until)
-            redlock.release(lease)
-            self.grants.append((began, had, end, lease.fence))
-
-    def __enter__(self) -> Self:
-        self.threads = [
-            threading.Thread(target=self.run, args=(redlock,))
-            for redlock in self.redlocks
-            for _ in range(CLIENTS)
-        ]
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        for thread in self.threads:
-            thread.join()
-
-    def granted_since(self, instant: float) -> int:
-        """Return how many grants were begun after this instant."""
-        return sum(began > instant for began, _, _, _ in list(self.grants))
-
-
-def assert_one_at_a_time_and_in_order(load: Load) -> None:
-    """Assert that no two holds overlap, and that later requests have greater fences."""
-    grants = sorted(load.grants, key=lambda grant: grant[1])
-    for index, (_, had, end, fence) in enumerate(grants):
-        for began, later_had, _, later_fence in grants[index + 1 : index + 20]:
-            assert later_had >= end, "two holders at once"
-            assert began < had or later_fence > fence, "a fence out of order"
-    assert len({fence for _, _, _, fence in grants}) == len(grants)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "max_ttl"),
-    [
-        pytest.param([0, 1, 2], [0, 1, 3], MAX_TTL, marks=pytest.mark.long),
-        pytest.param([0, 1, 2], [0, 1, 2, 3, 4], MAX_TTL, marks=pytest.mark.long),
-        ([0, 1, 2], [3, 4, 2], MAX_TTL),
-        pytest.param([0, 1, 2], [0, 1, 2], 2 * MAX_TTL, marks=pytest.mark.long),
-    ],
-    ids=["one replaced", "three to five", "a majority replaced", "max_ttl doubled"],
-)
-def test_reconfiguration_under_load_never_lets_two_in(
-    start_nodes: StartNodes,
-    service: Service,
-    before: list[int],
-    after: list[int],
-    max_ttl: float,
-) -> None:
-    """No holds overlap, fences stay in order, and the new clients continue."""
-    urls = start_nodes(5, initialize=False).urls
-    old = service([urls[index] for index in before], connect_timeout=10)
-    new = service([urls[index] for index in after], max_ttl, connect_timeout=10)
-    old.initialize()
-
-    with Load([old, new], "k") as load:
-        until_granted(load, since=0.0)
-        steps: list[str] = []
-        reconfigure(old, new, on_step=steps.append)
-        until_granted(load, since=SYSTEM_CLOCK.monotonic())
-
-    assert_one_at_a_time_and_in_order(load)
-    assert "vote for the new configuration" in steps[-1]
-
-
-def until_granted(load: Load, *, since: float) -> None:
-    """Wait until some client was granted the lock."""
-    deadline = SYSTEM_CLOCK.monotonic() + 20
-    while not load.granted_since(since):
-        assert SYSTEM_CLOCK.monotonic() < deadline, "no client was granted the lock"
-        load.stop.wait(0.02)
 
 
 def test_wait_of_a_clock_that_was_ahead_begins_anew(move: Move, key: str) -> None:
