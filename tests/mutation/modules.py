@@ -74,7 +74,7 @@ MODULES = {
         ),
         (
             *_SIMULATION,
-            *_on_nodes("init", "texts_of_keys", "permits", "several_keys", "wait"),
+            *_on_nodes("init", "texts_of_keys", "several_keys", "wait"),
             *_on_nodes("event_loop", "recovery", "services", "fork"),
             "tests/stores/test_ensure.py",
         ),
