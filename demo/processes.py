@@ -71,7 +71,8 @@ class Processes:
         """Return the last lines of the logs of the workers."""
         tails = []
         for worker in self.workers:
-            tails += [f"--- {worker.log.name}", *worker.logs().splitlines()[-_SHOWN:]]
+            last = worker.logs().splitlines()[-_SHOWN:]
+            tails += [f"--- {worker.log_file.name}", *last]
         return "\n".join(tails)
 
 

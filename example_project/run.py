@@ -139,7 +139,8 @@ class Site:
                     done.set_exception(error)
             for process in [one for one in watched if not one.is_running]:
                 watched.remove(process)
-                print(f"{process.name} has ended: see {process.log}", file=sys.stderr)
+                fact = f"{process.name} has ended: see {process.log_file}"
+                print(fact, file=sys.stderr)
 
     def stop(self) -> None:
         """End all processes and wait until they have ended."""

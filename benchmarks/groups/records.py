@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.groups.tasks import contender, worker
 from benchmarks.runner import interleave, median_cost, ratio
 from celery_redlock.devnodes import DevNodes
-from tests.harness.servers import PostgreSQL, find_postgresql
+from tests.harness.servers import PostgreSQL, find_postgresql, sqlalchemy_url
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
     try:
         with DevNodes(5) as locks, DevNodes(1, initialize=False) as broker:
             os.environ["BENCHMARK_SERVERS"] = " ".join([*broker.urls, *locks.urls])
-            os.environ["BENCHMARK_DATABASE"] = database.url
+            os.environ["BENCHMARK_DATABASE"] = sqlalchemy_url(database)
             from benchmarks.groups import records_app  # noqa: PLC0415  (reads these)
 
             records_app.create_rows()
@@ -41,7 +41,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
             records_app.app.close()
             records_app.engine.dispose()
     finally:
-        database.stop()
+        database.remove()
     bare, once = costs["a transaction"], costs["exactly_once_in"]
     return {
         "per_second": {name: 1e6 / median_cost(c).wall for name, c in costs.items()},

@@ -32,7 +32,8 @@ from celery_redlock.devnodes.node import (
     redis_servers,
 )
 from celery_redlock.devnodes.processes import with_its_parent
-from celery_redlock.devnodes.store import STORES, DevStore, StoreNode
+from celery_redlock.devnodes.store import STORES, DevStore
+from celery_redlock.devnodes.stores.server import StoreNode
 from celery_redlock.errors import ConfigurationError
 
 __all__ = [

@@ -7,6 +7,7 @@ import os
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.devnodes.processes import Process
 from celery_redlock.errors import RedlockError
 from celery_redlock.locks.redlock import Redlock
 
@@ -15,19 +16,20 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from celery_redlock.devnodes.processes import Process
-
 _PATIENCE = 20.0  # seconds: a server that has just started on a busy machine is slow
 
 
-class Server:
+class Server(Process):
     """One server that tests can pause and kill. Not thread-safe.
 
     Attributes:
-        server: Its process; None before the first start.
+        port: Its port on 127.0.0.1, the same after a restart; 0 before the first start.
     """
 
-    server: Process | None = None
+    port = 0
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} 127.0.0.1:{self.port}>"
 
     @property
     def pid(self) -> int:
@@ -36,17 +38,13 @@ class Server:
         Raises:
             RedlockError: It is not running.
         """
-        return self._running().pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process exists; a paused one does."""
-        return self.server is not None and self.server.is_running
+        self._check_running()
+        return super().pid
 
     @property
     def log(self) -> str:
         """The server's log since its last start."""
-        return "" if self.server is None else self.server.logs_since_start()
+        return self.logs_since_start()
 
     def pause(self) -> None:
         """Stop its processes (SIGSTOP): it accepts connections and never answers.
@@ -54,7 +52,8 @@ class Server:
         Raises:
             RedlockError: It is not running.
         """
-        self._running().pause()
+        self._check_running()
+        super().pause()
 
     def resume(self) -> None:
         """Continue the server after `pause` (SIGCONT).
@@ -62,17 +61,12 @@ class Server:
         Raises:
             RedlockError: It is not running.
         """
-        self._running().resume()
+        self._check_running()
+        super().resume()
 
-    def kill(self) -> None:
-        """End its processes at once (SIGKILL), paused or not, like a crash."""
-        if self.server is not None:
-            self.server.kill()
-
-    def _running(self) -> Process:
-        if self.server is None or not self.server.is_running:
+    def _check_running(self) -> None:
+        if not self.is_running:
             raise RedlockError(f"{self!r} is not running. Start or restart it first.")
-        return self.server
 
 
 class Deployment:

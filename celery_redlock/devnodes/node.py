@@ -18,7 +18,7 @@ from redis.retry import Retry
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.devnodes.deployment import Server
-from celery_redlock.devnodes.processes import Process, free_port
+from celery_redlock.devnodes.processes import free_port
 from celery_redlock.errors import ConfigurationError, RedlockError
 
 if TYPE_CHECKING:
@@ -140,17 +140,16 @@ def _quoted(word: str | Path) -> str:
 class DevNode(Server):
     """One redis-server of `DevNodes`. Not thread-safe.
 
-    Attributes:
-        port: Its port on 127.0.0.1, the same after a restart; 0 if it listens on a
-            unix socket, or was never started.
+    Its port is 0 if it listens on a unix socket.
     """
 
     def __init__(
         self, *, binary: str | None = None, options: ServerOptions | None = None
     ) -> None:
-        self.port = 0
         self._binary = binary
         self._options = options or ServerOptions()
+        environment = self._options.environment
+        super().__init__("redis", [], log=Path(), environment=environment)
         limited = self._options.username is not None
         self._admin = secrets.token_hex() if limited else self._options.password
         self._folder = Path()
@@ -186,13 +185,9 @@ class DevNode(Server):
         config.write_text(
             self._options.redis_conf(self._folder, self.port, self._admin)
         )
-        self.server = Process(
-            repr(self),
-            [binary, str(config)],
-            log=self._folder / "log",
-            environment=self._options.environment,
-        )
-        self.server.start()
+        self.words = [binary, str(config)]
+        self.log_file = self._folder / "log"
+        super().start()
 
     def start(self) -> None:
         """Start the server and return when it answers. A second call does nothing.
@@ -258,7 +253,7 @@ class DevNode(Server):
             RedlockError: The server is not running, answered with an error, or did not
                 answer within 5 seconds (and may have executed the command).
         """
-        self._running()
+        self._check_running()
         try:
             return self._connected().execute_command(*words)
         except redis.RedisError as error:

@@ -74,6 +74,8 @@ class Process:
     Not thread-safe. Its attributes may change while it does not run.
 
     Attributes:
+        words: The program and its arguments.
+        log_file: The file that gets what it prints.
         is_paused: Whether `pause` has stopped it.
 
     Args:
@@ -96,12 +98,12 @@ class Process:
         **options: Any,
     ) -> None:
         self.name = name
-        self.command = command
-        self.log = log
+        self.words = command
+        self.log_file = log
         self.ready_text = ready
         self.environment = dict(environment or {})
         self.is_paused = False
-        self._options = options
+        self._popen_options = options
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self._log_start = 0
@@ -156,13 +158,13 @@ class Process:
             )
         if self.is_running:
             return
-        command = list(self.command)
+        command = list(self.words)
         self._owner = os.getpid()
         main_thread = threading.get_native_id() == self._owner
         # A program that runs as another user may not be able to read this Python.
-        if main_thread and "user" not in self._options:
+        if main_thread and "user" not in self._popen_options:
             command = with_its_parent(command)
-        with self.log.open("ab") as output:
+        with self.log_file.open("ab") as output:
             self._log_start = output.tell()
             self._process = subprocess.Popen(  # noqa: S603  (the caller's own program)
                 command,
@@ -171,7 +173,7 @@ class Process:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.environment},
                 start_new_session=True,
-                **self._options,
+                **self._popen_options,
             )
 
     def wait_until_ready(self, seconds: float = 60.0) -> None:
@@ -238,15 +240,16 @@ class Process:
     def _wait_for_stop(self) -> None:
         if sys.platform == "linux" and self.is_running:
             flags = os.WSTOPPED | os.WEXITED | os.WNOWAIT
-            os.waitid(os.P_PID, self.pid, flags)
+            os.waitid(os.P_PID, self._started().pid, flags)
 
     def _signal_group(self, name: str) -> None:
         if sys.platform == "win32" or os.getpid() != self._owner:
             return  # nothing was started, or a fork does not own the process
-        if self.returncode is not None and _exists(self.pid):  # the id was reused
+        pid = self._started().pid
+        if self.returncode is not None and _exists(pid):  # the id was reused
             return
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, getattr(signal, name))
+            os.killpg(pid, getattr(signal, name))
 
     def _group_exists(self) -> bool:
         """Tell whether a process of the group is left. Call it after the leader's end.
@@ -255,21 +258,22 @@ class Process:
         """
         if sys.platform == "win32" or self._process is None:
             return False
-        if _exists(self.pid):  # the id was reused
+        pid = self._process.pid
+        if _exists(pid):  # the id was reused
             return False
         with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-self.pid, os.WNOHANG)[0]:
+            while os.waitpid(-pid, os.WNOHANG)[0]:
                 pass
         try:
-            os.killpg(self.pid, 0)
+            os.killpg(pid, 0)
         except (ProcessLookupError, PermissionError):  # macOS refuses for zombies
             return False
         return True
 
     def _read_log(self, start: int) -> str:
-        if not self.log.is_file():
+        if not self.log_file.is_file():
             return ""
-        return self.log.read_bytes()[start:].decode(errors="replace")
+        return self.log_file.read_bytes()[start:].decode(errors="replace")
 
 
 class Worker(Process):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from celery_redlock.devnodes.deployment import Deployment, Server
+from celery_redlock.devnodes.deployment import Deployment
 from celery_redlock.devnodes.stores.etcd import Etcd
 from celery_redlock.devnodes.stores.postgresql import installed_postgresql
 from celery_redlock.devnodes.stores.zookeeper import ZooKeeper
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.devnodes.stores.cluster import Cluster
     from celery_redlock.devnodes.stores.postgresql import PostgreSQL
-    from celery_redlock.devnodes.stores.server import StoreServer
+    from celery_redlock.devnodes.stores.server import StoreNode
 
 _SERVERS: dict[str, tuple[str, Callable[..., Cluster | PostgreSQL]]] = {
     "postgresql": ("PostgreSQL", installed_postgresql),
@@ -36,62 +36,6 @@ _SERVERS: dict[str, tuple[str, Callable[..., Cluster | PostgreSQL]]] = {
     "zookeeper": ("ZooKeeper", ZooKeeper),
 }
 STORES = tuple(_SERVERS)
-
-
-class StoreNode(Server):
-    """One server of a `DevStore`, with the methods of a `DevNode`. Not thread-safe."""
-
-    server: StoreServer
-
-    def __init__(self, server: StoreServer) -> None:
-        self.server = server
-
-    def __repr__(self) -> str:
-        return f"<StoreNode 127.0.0.1:{self.port}>"
-
-    @property
-    def url(self) -> str:
-        """The URL of the whole store, for ``redlock_nodes``."""
-        return self.server.store_url
-
-    @property
-    def port(self) -> int:
-        """The port of the server, the same after a restart; 0 before the start."""
-        return self.server.port
-
-    def start(self) -> None:
-        """Start the server and return when it answers. A second call does nothing.
-
-        A server of a cluster answers only while it is one of a majority. Without one,
-        this returns at once.
-
-        Raises:
-            RedlockError: The server did not start.
-        """
-        if not self.is_running:
-            self.server.start()
-
-    def stop(self) -> None:
-        """End the server, paused or not. `DevStore.stop` removes its data."""
-        self.server.end()
-
-    def restart(self, *, keep_memory: bool = True) -> None:
-        """Restart the server with its data.
-
-        Args:
-            keep_memory: True; a store forgets nothing.
-
-        Raises:
-            ConfigurationError: ``keep_memory`` is False. Nothing was done.
-            RedlockError: The server did not start.
-        """
-        if not keep_memory:
-            raise ConfigurationError(
-                f"{self!r} cannot restart empty: a store forgets nothing. Nothing was "
-                "done. Use another DevStore."
-            )
-        self.kill()
-        self.start()
 
 
 class DevStore(Deployment):
@@ -138,7 +82,7 @@ class DevStore(Deployment):
         self.title, make = _SERVERS[kind]
         size = {} if kind == "postgresql" else {"members": members}
         self._servers = make(durable=durable, **size)
-        self.nodes = [StoreNode(server) for server in self._servers.members]
+        self.nodes = self._servers.members
         self._max_ttl = max_ttl
         self._initialize = initialize
 
@@ -151,4 +95,4 @@ class DevStore(Deployment):
         self._servers.start()
 
     def _clean_up(self) -> None:
-        self._servers.stop()
+        self._servers.remove()

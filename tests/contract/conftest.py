@@ -67,7 +67,7 @@ def postgresql_store() -> Iterator[str]:
     """Give the URL of a PostgreSQL with our table."""
     store = _driver_of("postgresql")
     with postgresql(PostgreSQL) as server:
-        url = server.store_url
+        url = server.url
         store.prepare(url, 5.0)
         yield url
 
@@ -104,7 +104,7 @@ def _url_of(kind: type[Cluster], members: int) -> Iterator[str]:
         server.start()
         yield server.url
     finally:
-        server.stop()
+        server.remove()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from celery_redlock.testing import FakeNodes
 from tests.contrib.ledgers import Ledger, closing_connections, open_ledger
 from tests.contrib.storages import Shop, SqlAlchemyStorage, Storage, open_storage
-from tests.harness.servers import PostgreSQL
+from tests.harness.servers import PostgreSQL, sqlalchemy_url
 from tests.harness.store_nodes import postgresql
 from tests.unit.tasks.support import Worker, open_app
 
@@ -32,7 +32,7 @@ def _own_tasks(own_tasks: None) -> None:
 def postgres() -> Iterator[str]:
     """Give the URL of a PostgreSQL; without one, skip here and fail in CI."""
     with postgresql(PostgreSQL) as server:
-        yield server.url
+        yield sqlalchemy_url(server)
 
 
 @pytest.fixture(scope="session")

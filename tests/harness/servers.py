@@ -12,7 +12,14 @@ from celery_redlock.devnodes.processes import Process, free_port
 from celery_redlock.devnodes.stores.etcd import Etcd
 from celery_redlock.devnodes.stores.postgresql import PostgreSQL, find_postgresql
 
-__all__ = ["Etcd", "PostgreSQL", "RabbitMQ", "find_postgresql", "find_rabbitmq"]
+__all__ = [
+    "Etcd",
+    "PostgreSQL",
+    "RabbitMQ",
+    "find_postgresql",
+    "find_rabbitmq",
+    "sqlalchemy_url",
+]
 
 _ALARM = "{resource_limit, memory, node()}"
 
@@ -98,6 +105,11 @@ class RabbitMQ(Process):
             capture_output=True,
             check=True,
         )
+
+
+def sqlalchemy_url(server: PostgreSQL) -> str:
+    """Return the URL of a PostgreSQL in SQLAlchemy's notation."""
+    return server.url.replace("postgresql", "postgresql+psycopg")
 
 
 def find_rabbitmq() -> str:

@@ -61,7 +61,7 @@ def postgresql(kind: type[Kind]) -> Iterator[Kind]:
         server.start()
         yield server
     finally:
-        server.stop()
+        server.remove()
 
 
 class Front:
@@ -135,10 +135,19 @@ def _encoded(reply: Any) -> bytes:
     return b"*%d\r\n" % len(reply) + b"".join(map(_encoded, reply))
 
 
-class _ReadableNode(StoreNode):
-    """The server of the store, which takes Redis's commands as a ``DevNode`` does."""
+class _ReadableNode:
+    """A server of the store, which takes Redis's commands as a ``DevNode`` does.
+
+    It has the other methods of its ``server``, in whose place another one may come.
+    """
 
     _front: Front | None = None
+
+    def __init__(self, server: StoreNode) -> None:
+        self.server = server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.server, name)
 
     @property
     def front(self) -> Front:
@@ -159,13 +168,13 @@ class _ReadableNode(StoreNode):
     def restart(self, *, keep_memory: bool = True) -> None:
         """Start it again, with what it had."""
         del keep_memory
-        super().restart()
+        self.server.restart()
 
     def stop(self) -> None:
         """End the server, and the port."""
         if self._front is not None:
             self._front.close()
-        super().stop()
+        self.server.stop()
 
 
 class StoreNodes(DevStore):
@@ -176,7 +185,7 @@ class StoreNodes(DevStore):
             super().__init__(kind, **options)
         except RedlockError as error:
             missing(str(error))
-        self.nodes: list[Any] = [_ReadableNode(node.server) for node in self.nodes]
+        self.nodes: list[Any] = [_ReadableNode(node) for node in self.nodes]
 
     @property
     def fronts(self) -> list[str]:

@@ -61,7 +61,7 @@ class Successor(Primary):
         server, data = str(self._programs / "postgres"), str(self._folder / "data")
         settings = {**self._settings, "port": str(port)}
         options = [f"--{name}={value}" for name, value in settings.items()]
-        self.command = [server, "-D", data, *options]
+        self.words = [server, "-D", data, *options]
 
 
 class Upgraded(Successor):
@@ -100,7 +100,7 @@ class Standby(Successor):
 
     def take_over(self) -> None:
         """Become the primary, at the address of the old one, which must be down."""
-        self.end()
+        self.stop()
         self._use_port(self._primary.port)
         self.start()
         self.promote()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def postgresql_store() -> Iterator[str]:
     """Give the URL of a PostgreSQL that is a node, and votes."""
     with postgresql(PostgreSQL) as server:
-        url = server.store_url
+        url = server.url
         Store.prepare(url, 5.0)
         with closing(Redlock([url], node_timeout=5.0)) as redlock:
             redlock.initialize()

@@ -190,8 +190,8 @@ def test_postgresql_starts_again_beside_children_of_a_dead_server() -> None:
         (node,) = store.nodes
         children = psutil.Process(node.pid).children()
         children[0].suspend()
-        node.server.signal(signal.SIGKILL)
-        node.server.wait()
+        node.signal(signal.SIGKILL)
+        node.wait()
 
         node.start()
 
@@ -222,4 +222,4 @@ def test_postgresql_that_makes_no_database_says_why() -> None:
         with pytest.raises(RedlockError, match=r"(?s)ended with code 3.*no room"):
             server.start()
 
-    server.stop()
+    server.remove()

@@ -32,13 +32,13 @@ SHORT: dict[str, Any] = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.15}
 def primary() -> Iterator[Primary]:
     """Give a server that this test may crash."""
     with postgresql(Primary) as server:
-        Store.prepare(server.store_url, 5.0)
+        Store.prepare(server.url, 5.0)
         yield server
 
 
 def service(server: Primary, *, user: str = "redlock", **options: Any) -> Redlock:
     """Return a service on this server, under the one name that clients agree on."""
-    url = server.store_url.replace("redlock@", f"{user}@")
+    url = server.url.replace("redlock@", f"{user}@")
     node = {"url": url, "name": "database"}
     return Redlock([node], **{"node_timeout": 5.0, **options})
 
@@ -79,7 +79,7 @@ def test_lock_outlives_a_crash_after_a_reload(primary: Primary, key: str) -> Non
     with closing(service(primary)) as redlock, closing(service(primary)) as rival:
         redlock.initialize()
         redlock.release(redlock.acquire(key))
-        with psycopg.connect(primary.store_url, autocommit=True) as connection:
+        with psycopg.connect(primary.url, autocommit=True) as connection:
             connection.execute("ALTER SYSTEM SET synchronous_commit = off")
             connection.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
             connection.execute("SELECT pg_reload_conf()")
@@ -102,7 +102,7 @@ def test_restored_table_repeats_no_fence(primary: Primary, key: str) -> None:
     """Nothing tells that old rows came back. Both hold the lock, and one write wins."""
     with closing(service(primary)) as redlock, closing(service(primary)) as rival:
         redlock.initialize()
-        with psycopg.connect(primary.store_url, autocommit=True) as connection:
+        with psycopg.connect(primary.url, autocommit=True) as connection:
             connection.execute("CREATE TABLE old AS SELECT * FROM redlock_keys")
             first = redlock.acquire(key)
             connection.execute("DELETE FROM redlock_keys")
@@ -114,12 +114,12 @@ def test_restored_table_repeats_no_fence(primary: Primary, key: str) -> None:
 @pytest.mark.long
 def test_database_without_an_encoding_is_understood(primary: Primary) -> None:
     """Its texts come as bytes, unless the client asks for an encoding."""
-    with psycopg.connect(primary.store_url, autocommit=True) as connection:
+    with psycopg.connect(primary.url, autocommit=True) as connection:
         connection.execute(
             "CREATE DATABASE ascii TEMPLATE template0 ENCODING 'SQL_ASCII' "
             "LC_COLLATE 'C' LC_CTYPE 'C'"
         )
-        url = primary.store_url.replace("/postgres", "/ascii")
+        url = primary.url.replace("/postgres", "/ascii")
         Store.prepare(url, 5.0)
         connection.execute(
             "ALTER DATABASE ascii SET default_transaction_read_only TO on"
@@ -179,7 +179,7 @@ def test_upgraded_server_waits_until_all_locks_have_ended(
     with closing(service(primary, **SHORT)) as redlock:
         redlock.initialize()
         lease = granted(redlock, key)
-    primary.end()
+    primary.stop()
     upgraded = Upgraded(primary)
     try:
         upgraded.start()
@@ -195,12 +195,12 @@ def test_server_that_gets_our_table_from_another_one_has_no_vote(key: str) -> No
     """A client there that deletes an ended lock would delete that of a call here."""
     with postgresql(Publisher) as old, postgresql(Primary) as new:
         for server in (old, new):
-            Store.prepare(server.store_url, 5.0)
+            Store.prepare(server.url, 5.0)
         with (
             closing(service(old, **SHORT)) as redlock,
             closing(service(new, **SHORT, user="plain")) as after,
-            psycopg.connect(old.store_url, autocommit=True) as source,
-            psycopg.connect(new.store_url, autocommit=True) as target,
+            psycopg.connect(old.url, autocommit=True) as source,
+            psycopg.connect(new.url, autocommit=True) as target,
         ):
             target.execute("CREATE ROLE plain LOGIN")
             target.execute(Store.grants.format(user="plain"))
@@ -208,7 +208,7 @@ def test_server_that_gets_our_table_from_another_one_has_no_vote(key: str) -> No
             lease = granted(redlock, key)
             source.execute("CREATE PUBLICATION everything FOR ALL TABLES")
             target.execute(
-                f"CREATE SUBSCRIPTION moving CONNECTION '{old.store_url}' "
+                f"CREATE SUBSCRIPTION moving CONNECTION '{old.url}' "
                 "PUBLICATION everything"
             )
             copied = "SELECT 1 FROM redlock_keys WHERE field = '.identity'"
@@ -232,7 +232,7 @@ def test_grant_waits_for_the_synchronous_standby(
     """Also where other transactions do not. Here the standby never comes."""
     with closing(service(primary, **SHORT)) as redlock:
         redlock.initialize()
-    with psycopg.connect(primary.store_url, autocommit=True) as connection:
+    with psycopg.connect(primary.url, autocommit=True) as connection:
         connection.execute(f"ALTER ROLE redlock SET synchronous_commit = {commits}")
         hold_commits(connection)
 
@@ -255,7 +255,7 @@ def test_grant_whose_wait_for_the_standby_is_cancelled_does_not_count(
         "WHERE wait_event = 'SyncRep' AND application_name = 'celery-redlock'"
     )
     with (
-        psycopg.connect(primary.store_url, autocommit=True) as connection,
+        psycopg.connect(primary.url, autocommit=True) as connection,
         closing(service(primary)) as redlock,
         ThreadPoolExecutor() as threads,
     ):
@@ -283,7 +283,7 @@ def test_doctor_tells_of_standbys(primary: Primary) -> None:
     """A user who may not know their kind is told so, and not that there are none."""
     asynchronous = "has 1 standby that it does not wait for"
     unknown = "has standbys, and does not tell our user whether it waits for them"
-    with psycopg.connect(primary.store_url, autocommit=True) as connection:
+    with psycopg.connect(primary.url, autocommit=True) as connection:
         connection.execute("CREATE ROLE plain LOGIN")
         connection.execute(Store.grants.format(user="plain"))
         with closing(service(primary)) as redlock:

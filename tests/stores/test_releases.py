@@ -156,10 +156,10 @@ def test_grant_after_a_release_waits_for_the_disk(
 def test_release_of_a_lock_that_has_changed_is_no_error_in_the_log(key: str) -> None:
     """An operator who watches the log of the database sees nothing."""
     with postgresql(PostgreSQL) as server:
-        Store.prepare(server.store_url, 5.0)
+        Store.prepare(server.url, 5.0)
         with (
-            closing(Redlock([server.store_url], node_timeout=5.0)) as redlock,
-            psycopg.connect(server.store_url, autocommit=True) as connection,
+            closing(Redlock([server.url], node_timeout=5.0)) as redlock,
+            psycopg.connect(server.url, autocommit=True) as connection,
         ):
             redlock.initialize()
             lease = redlock.acquire(key, LONG)

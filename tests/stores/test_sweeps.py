@@ -116,7 +116,7 @@ def test_etcd_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
             _sweep_all(store)
             kept = store._begin([etcd._prefix(etcd._CELLS)])  # noqa: SLF001
     finally:
-        cluster.stop()
+        cluster.remove()
     assert {cell.name for cell in kept} == {b"redlock:long%d" % n for n in range(12)}
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import MetaData, NullPool, create_engine, text
 
 from celery_redlock.contrib.sqlalchemy import record_table
-from tests.harness.servers import PostgreSQL, find_postgresql
+from tests.harness.servers import PostgreSQL, find_postgresql, sqlalchemy_url
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -38,7 +38,7 @@ class Database(PostgreSQL):
 
     def create(self) -> None:
         """Create the tables."""
-        engine, metadata = _engine(self.url), MetaData()
+        engine, metadata = _engine(sqlalchemy_url(self)), MetaData()
         record_table(metadata)
         metadata.create_all(engine)
         with engine.begin() as connection:
@@ -47,7 +47,7 @@ class Database(PostgreSQL):
 
     def effects(self) -> dict[str, int]:
         """Return how often each job has had its effect."""
-        with _engine(self.url).begin() as connection:
+        with _engine(sqlalchemy_url(self)).begin() as connection:
             rows = connection.execute(text("SELECT job, value FROM effect")).all()
         return dict(map(tuple, rows))
 

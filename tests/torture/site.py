@@ -24,6 +24,7 @@ from celery_redlock.devnodes import (
 from celery_redlock.devnodes.processes import Process, Worker, stop
 from tests.harness.lock_nodes import LockNodes
 from tests.harness.processes import RedisServer
+from tests.harness.servers import sqlalchemy_url
 from tests.harness.store_nodes import StoreNodes
 from tests.harness.tcp import proxies
 from tests.harness.waiting import until
@@ -156,7 +157,7 @@ class Site:
             stack.callback(server.stop)
             server.start()
         if self.database:
-            stack.callback(self.database.stop)
+            stack.callback(self.database.remove)
             self.database.start()
             self.database.create()
         settings = {
@@ -219,7 +220,7 @@ class Site:
             SETTINGS: json.dumps(settings),
             FOLDER: str(self.folder),
             PLANT: self._plant,
-            DATABASE: self.database.url if self.database else "",
+            DATABASE: sqlalchemy_url(self.database) if self.database else "",
             "PYTHONPATH": ":".join(map(str, _FOLDERS)),
         }
 

@@ -46,14 +46,14 @@ class WithStandby(StoreNodes):
         """Let the standby take its place, and start a new standby."""
         assert self._standby
         self._standby.take_over()
-        self._primary.stop()
+        self._primary.remove()
         self._servers = self._primary = self.nodes[0].server = self._standby
         self._follow()
 
     def stop(self) -> None:
         """End both servers, and remove their data."""
         if self._standby:
-            self._standby.stop()
+            self._standby.remove()
         super().stop()
 
     def __enter__(self) -> Self:

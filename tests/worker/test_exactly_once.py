@@ -15,7 +15,7 @@ from celery import states, uuid
 from sqlalchemy import Engine, NullPool, create_engine, text
 
 from celery_redlock.contrib.sqlalchemy import outbox_table, record_table
-from tests.harness.servers import PostgreSQL
+from tests.harness.servers import PostgreSQL, sqlalchemy_url
 from tests.harness.store_nodes import postgresql
 from tests.harness.waiting import until
 from tests.worker.project.once import DATABASE
@@ -36,7 +36,7 @@ def engine() -> Iterator[Engine]:
     from sqlalchemy import MetaData  # noqa: PLC0415
 
     with postgresql(PostgreSQL) as server:
-        engine = create_engine(server.url, poolclass=NullPool)
+        engine = create_engine(sqlalchemy_url(server), poolclass=NullPool)
         metadata = MetaData()
         outbox_table(metadata)
         record_table(metadata)

@@ -44,7 +44,7 @@ def test_report_shows_no_password(here: Deployment) -> None:
 
     report = end_of(
         *(sys.executable, "-m", "celery", "-A", "tests.worker.project.app", "report"),
-        cwd=worker.log.parent,
+        cwd=worker.log_file.parent,
         variables=worker.environment,
     ).stdout
 

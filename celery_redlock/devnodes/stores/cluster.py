@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celery_redlock.devnodes.processes import free_port
-from celery_redlock.devnodes.stores.server import StoreServer
+from celery_redlock.devnodes.stores.server import StoreNode
 from celery_redlock.errors import RedlockError
 
 if TYPE_CHECKING:
@@ -19,22 +19,17 @@ _PORT_TRIES = 5
 _PORT_TAKEN = "address already in use"
 
 
-class ClusterServer(StoreServer):
-    """One server of a cluster, in which its number is its place, from 0."""
+class ClusterServer(StoreNode):
+    """One server of a cluster."""
 
-    def __init__(self, cluster: Cluster, number: int) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        name = f"{cluster.scheme}-{number}"
-        super().__init__(name, [], log=Path(), ready=cluster.ready_text)
+        super().__init__(cluster.scheme, [], log=Path(), ready=cluster.ready_text)
 
     @property
-    def store_url(self) -> str:
+    def url(self) -> str:
         """The URL of the whole cluster."""
         return self._cluster.url
-
-    def launch(self) -> None:
-        """Start the process and return at once."""
-        super().start()
 
     def start(self) -> None:
         """Start the server, and return when it answers.
@@ -57,7 +52,7 @@ class Cluster:
         scheme: The scheme of its URL.
         ready_text: What a member prints when it answers.
         members: The servers.
-        folder: Where data and logs go, from the start until `stop`.
+        folder: Where data and logs go, from the start until `remove`.
 
     Args:
         members: How many servers.
@@ -73,7 +68,7 @@ class Cluster:
 
     def __init__(self, members: int = 3, *, durable: bool = False) -> None:
         self._programs = self._find()
-        self.members = [ClusterServer(self, number) for number in range(members)]
+        self.members: list[StoreNode] = [ClusterServer(self) for _ in range(members)]
         self.folder = Path()
         self._durable = durable
 
@@ -117,7 +112,7 @@ class Cluster:
             else:
                 return
 
-    def stop(self) -> None:
+    def remove(self) -> None:
         """End all servers, paused or not, and remove their data."""
         self._forget()
         if self.folder.name:
@@ -132,11 +127,11 @@ class Cluster:
         peers = [(free_port(), free_port()) for _ in self.members]
         for number, member in enumerate(self.members):
             member.port = free_port()
-            member.log = self.folder / f"{number}.log"
+            member.log_file = self.folder / f"{number}.log"
         for number, member in enumerate(self.members):
             data = self.folder / str(number)
             data.mkdir()
-            member.command = self._command_of(number, data, peers)
+            member.words = self._command_of(number, data, peers)
 
     def _command_of(
         self, number: int, data: Path, peers: Sequence[tuple[int, int]]
@@ -162,4 +157,4 @@ class Cluster:
             member.port = 0
             shutil.rmtree(self.folder / str(number), ignore_errors=True)
             with contextlib.suppress(OSError):
-                member.log.unlink()
+                member.log_file.unlink()

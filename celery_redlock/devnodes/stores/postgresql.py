@@ -15,7 +15,7 @@ from typing import Any
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.devnodes.processes import free_port
-from celery_redlock.devnodes.stores.server import StoreServer
+from celery_redlock.devnodes.stores.server import StoreNode
 from celery_redlock.errors import RedlockError
 
 _CHILDREN_END, _PAUSE = 60.0, 0.2  # seconds after a kill, and between two tries
@@ -31,7 +31,7 @@ _SETTINGS = {
 }
 
 
-class PostgreSQL(StoreServer):
+class PostgreSQL(StoreNode):
     """A PostgreSQL with an empty database and a user with all rights in it.
 
     PostgreSQL refuses to run as root; then it runs as ``postgres`` or as ``nobody``.
@@ -56,17 +56,12 @@ class PostgreSQL(StoreServer):
         )
 
     @property
-    def members(self) -> list[StoreServer]:
+    def members(self) -> list[StoreNode]:
         """The server, alone."""
         return [self]
 
     @property
     def url(self) -> str:
-        """The URL in SQLAlchemy's notation."""
-        return self.store_url.replace("postgresql", "postgresql+psycopg")
-
-    @property
-    def store_url(self) -> str:
         """The URL for ``redlock_nodes``, in the notation of PostgreSQL."""
         return f"postgresql://{_USER}@127.0.0.1:{self.port}/postgres"
 
@@ -88,8 +83,8 @@ class PostgreSQL(StoreServer):
             self.port = free_port()
             settings = {**self._settings, "port": str(self.port)}
             options = [f"--{name}={value}" for name, value in settings.items()]
-            self.command = [str(server), "-D", data, *options]
-            super().start()
+            self.words = [str(server), "-D", data, *options]
+            self.launch()
             try:
                 self.wait_until_ready()
             except RedlockError:  # another program may have taken the port
@@ -102,7 +97,7 @@ class PostgreSQL(StoreServer):
         """Start the server on its data, when children of a killed one have ended."""
         give_up_at = SYSTEM_CLOCK.monotonic() + _CHILDREN_END
         while True:
-            super().start()
+            self.launch()
             try:
                 self.wait_until_ready()
             except RedlockError as error:
@@ -114,20 +109,20 @@ class PostgreSQL(StoreServer):
             else:
                 return
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End the server, paused or not. Its data stay."""
         if not self.is_running:
             return
-        self.resume()
-        self.signal(signal.SIGINT)  # so it removes its shared memory
         try:
+            self.resume()
+            self.signal(signal.SIGINT)  # so it removes its shared memory
             self.wait()
         except RedlockError:
             self.kill()
 
-    def stop(self) -> None:
+    def remove(self) -> None:
         """End the server, and remove its data."""
-        self.end()
+        self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
         self.port = 0
 
@@ -170,10 +165,10 @@ class PostgreSQL(StoreServer):
 
         Each of them is the leader of a group of its own, and all are in its folder.
         """
-        data, children = str(self._folder / "data"), []
+        data, own, children = str(self._folder / "data"), self._started().pid, []
         for link in Path("/proc").glob("[0-9]*/cwd"):
             with contextlib.suppress(OSError):
-                if str(link.readlink()) == data and int(link.parent.name) != self.pid:
+                if str(link.readlink()) == data and int(link.parent.name) != own:
                     children.append(int(link.parent.name))
         return children
 
