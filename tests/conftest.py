@@ -11,6 +11,7 @@ import ctypes
 import functools
 import gc
 import importlib
+import inspect
 import itertools
 import logging
 import os
@@ -430,7 +431,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide shared tasks of other tests: Celery adds them to every later app."""
     homes = {builtins.__name__, "celery_redlock.effects.outbox"}
-    kept = {f for f in _on_app_finalizers if f.__module__ in homes}
+
+    def home(finalizer: Any) -> str:
+        """Return the module of what a finalizer registers, or its own."""
+        shared = inspect.getclosurevars(finalizer).nonlocals.get("fun", finalizer)
+        return str(shared.__module__)
+
+    kept = {f for f in _on_app_finalizers if home(f) in homes}
     monkeypatch.setattr("celery._state._on_app_finalizers", kept)
 
 

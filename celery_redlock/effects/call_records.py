@@ -5,8 +5,8 @@ The id of a record is unique in its table: of two transactions that do the same 
 one can commit at most. That needs no lock. See ``exactly_once`` for the protocol, and
 ``contrib`` for the stores.
 
-``delete_old_records`` deletes those whose time is over. `PruneTask` does it as a
-periodic task.
+``delete_old_records`` deletes those whose time is over. The periodic task
+``celery_redlock.prune`` does it, too.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+PRUNE = "celery_redlock.prune"  # a task
 _AT_ONCE = 1000  # records that one transaction deletes
 CONTROLLED = "The package commits the effects of a call and its record together."
 _IDLE = 0  # libpq's word for a connection that is in no transaction
@@ -216,22 +217,13 @@ def delete_old_records(app: Celery) -> int:
     return deleted
 
 
-class PruneTask(Task):
-    """``celery_redlock.prune``: deletes old records; for the schedule of a beat."""
-
-    name = "celery_redlock.prune"
-    ignore_result = True
-
-    def run(self) -> int:
-        """Delete the records whose time is over, and return how many they were."""
-        return delete_old_records(self.app)
+def _prune(self: Task) -> int:
+    """Delete the records whose time is over, and return how many they were."""
+    return delete_old_records(self.app)
 
 
-def register(app: Celery, kind: type[Task]) -> None:
-    """Register a task of this package in an app, unless it is there."""
-    # Not `app.tasks`: the app may be collecting its tasks at this moment.
-    if kind.name not in app._tasks:  # noqa: SLF001
-        task = kind()
-        app._tasks[task.name] = task  # noqa: SLF001
-        task._app = app  # noqa: SLF001
-        task.bind(app)
+def register_prune(app: Celery) -> None:
+    """Register ``celery_redlock.prune`` in an app: for the schedule of a beat."""
+    # At once: the app may be collecting its tasks at this moment.
+    how = {"base": Task, "bind": True, "shared": False, "lazy": False}
+    app.task(name=PRUNE, ignore_result=True, **how)(_prune)

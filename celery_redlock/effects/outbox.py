@@ -31,8 +31,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Protocol
 
-from celery import Task, current_app
-from celery._state import _get_active_apps, connect_on_app_finalize
+from celery import Task, current_app, shared_task
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
@@ -45,7 +44,7 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.basics.text import check_id
-from celery_redlock.effects.call_records import in_each, now, register
+from celery_redlock.effects.call_records import in_each, now
 from celery_redlock.effects.stored import MOST_NAMED, loaded, stored
 from celery_redlock.errors import ConfigurationError, LeaseError
 from celery_redlock.options.exactly_once import check_database, open_store
@@ -420,25 +419,12 @@ def publish_outboxes(app: Celery, *, grace: float = _GRACE) -> int:
     return in_each(outboxes_of(app), publish)
 
 
-class PublishOutboxTask(Task):
-    """``celery_redlock.publish_outbox``, for a beat's schedule: publish what waits."""
-
-    name = "celery_redlock.publish_outbox"
-    ignore_result = True
-
-    def run(self) -> int:
-        """Publish what waits in the outboxes, and return how many that were."""
-        return publish_outboxes(self.app)
-
-
-def _register(app: Celery) -> None:
-    register(app, PublishOutboxTask)
-
-
-connect_on_app_finalize(_register)
-for _app in _get_active_apps():
-    if _app.finalized:  # before this module was imported
-        _register(_app)
+@shared_task(
+    name="celery_redlock.publish_outbox", base=Task, bind=True, ignore_result=True
+)
+def publish_outbox(self: Task) -> int:
+    """Publish what waits in the outboxes, and return how many that were."""
+    return publish_outboxes(self.app)
 
 
 def _publish(app: Celery, message: OutboxMessage) -> Exception | None:

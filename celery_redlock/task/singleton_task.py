@@ -223,9 +223,9 @@ class SingletonTask(_Base[P, R]):
         cls.Request = _request_class_of(cls)
         cls.tracks_start, cls.track_started = bool(cls.track_started), False
         if cls.lock_options.exactly_once_in is not None:
-            from celery_redlock.effects.call_records import PruneTask, register  # noqa: PLC0415
+            from celery_redlock.effects.call_records import register_prune  # noqa: PLC0415
 
-            register(app, PruneTask)
+            register_prune(app)
         _warn_of_bypass(cls)
 
     @property

@@ -33,7 +33,7 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.contrib.sqlalchemy import current_session
 from celery_redlock.devnodes import DevNodes
 from celery_redlock.effects import exactly_once
-from celery_redlock.effects.call_records import PruneTask, now
+from celery_redlock.effects.call_records import PRUNE, now
 from celery_redlock.policies import Abort, Warn
 from celery_redlock.task.call import Call
 from tests.contrib.ledgers import (
@@ -950,7 +950,7 @@ def test_record_may_count_and_be_kept_for_ever(
 
     assert results == [[name], [name]]
     assert ledger.count(name) == 1
-    assert worker.app.tasks[PruneTask.name].run() == 0
+    assert worker.app.tasks[PRUNE].run() == 0
 
 
 def test_call_with_the_same_key_runs_after_the_time(
@@ -980,7 +980,7 @@ def test_record_of_the_key_may_be_deleted_while_the_body_runs(
     def add() -> None:
         ledger.add(name)
         if ledger.count(name):
-            elsewhere(worker.app.tasks[PruneTask.name].run)
+            elsewhere(worker.app.tasks[PRUNE].run)
 
     worker.run(add)
     ledger.change_records(recorded_at=LONG_AGO, keep_until=LONG_AGO)
@@ -1303,7 +1303,7 @@ def test_prune_deletes_what_is_not_kept_any_more(
     """The periodic task is in the app, and deletes records after `record_keep`."""
     add = adding(worker, ledger, record_keep=DAY)
     worker.run(add, name)
-    prune = worker.app.tasks[PruneTask.name]
+    prune = worker.app.tasks[PRUNE]
 
     assert prune.run() == 0
     ledger.change_records(keep_until=LONG_AGO)
@@ -1323,7 +1323,7 @@ def test_prune_goes_on_where_a_database_is_away(
     ledger.change_records(keep_until=LONG_AGO)
 
     with pytest.raises(OperationalError, match="unable to open"):
-        worker.app.tasks[PruneTask.name].run()
+        worker.app.tasks[PRUNE].run()
 
     assert ledger.records() == []
 

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand
 from django.utils import timezone
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
-from celery_redlock.effects.outbox import PublishOutboxTask
+from celery_redlock.effects.outbox import publish_outbox
 from imports.tasks import import_orders
 from reports.models import Customer, Order
 
@@ -50,7 +50,7 @@ class Command(BaseCommand):
         # What a process that was killed after its commit has not published.
         PeriodicTask.objects.update_or_create(
             name="Messages in the outbox",
-            defaults={"task": PublishOutboxTask.name, "interval": interval},
+            defaults={"task": publish_outbox.name, "interval": interval},
         )
 
     def _add_customers(self) -> None:
