@@ -70,7 +70,6 @@ _BEGINS_WITHIN = 60.0  # seconds
 _STAYS_FOR = 600.0  # seconds; RabbitMQ closes the channel of a message after 30 minutes
 _SHORTEST_PAUSE = 1.0
 _READ = 4096
-_ATTRIBUTE = "redlock_early_starts"  # of Celery's consumer
 
 
 @dataclass(eq=False, slots=True)
@@ -107,7 +106,6 @@ class _KeyCalls:
 
     Attributes:
         heap: A heap of rank, number, call. Calls that were started are passed over.
-        waiting: How many of them wait.
         trying: The calls that were started and may still try for their lock.
         room: How many calls could have got the key at the last look; `OTHERS_FIRST`: it
             is the turn of a call in another worker. That call may have ended, so the
@@ -117,7 +115,6 @@ class _KeyCalls:
     """
 
     heap: list[tuple[int, int, WaitingCall]] = field(default_factory=list)
-    waiting: int = 0
     trying: set[WaitingCall] = field(default_factory=set)
     room: int = 0
     seen_at: float = -math.inf
@@ -228,7 +225,7 @@ class EarlyStarts:
         while started < number and (head := key_calls.head()) is not None:
             self._start(head, key_calls)
             started += 1
-        if not key_calls.waiting:
+        if key_calls.head() is None:
             self._forget(wanted, key_calls, passes_on=not started and number > 0)
         elif started:
             self._look(wanted, key_calls)
@@ -267,7 +264,6 @@ class EarlyStarts:
         request.redlock_waiting, call.waits_for_lock = call, True
         self._number += 1
         heapq.heappush(key_calls.heap, (waits.rank, self._number, call))
-        key_calls.waiting += 1
         has_turn = wanted.in_order and call is key_calls.head()
         if not key_calls.is_watched or key_calls.has_room(now) or has_turn:
             self._look(wanted, key_calls)
@@ -306,7 +302,7 @@ class EarlyStarts:
             self._keep_place(call, pause)
             return
         self._start(call, key_calls)
-        if not key_calls.waiting:
+        if key_calls.head() is None:
             self._forget(call.waits.wanted, key_calls, passes_on=False)
 
     def _keep_place(self, call: WaitingCall, seconds: float) -> None:
@@ -326,7 +322,6 @@ class EarlyStarts:
         call.entry.cancel()
         call.entry = None
         self._calls.discard(call)
-        key_calls.waiting -= 1
         call.started_at = self._clock.monotonic()
         key_calls.trying.add(call)
         self._apply(call.start)
@@ -349,7 +344,7 @@ class EarlyStarts:
         if key_calls is None or call not in key_calls.trying:
             return
         key_calls.trying.discard(call)
-        if key_calls.waiting:
+        if key_calls.head() is not None:
             if key_calls.room:
                 self._look(call.waits.wanted, key_calls)
         elif not key_calls.trying:
@@ -399,6 +394,10 @@ class EarlyStartStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
+    def create(self, parent: Any) -> None:
+        """Put our timer in the place of Celery's, before tasks look for it."""
+        parent.timer = self._timer = _Timer(parent.timer)
+
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Make the `EarlyStarts` of a connection, where there is an event loop."""
         redlock = runtime_of(parent.app).redlock
@@ -407,40 +406,26 @@ class EarlyStartStep(bootsteps.StartStopStep):  # type: ignore[misc]
         stays_for = min(_STAYS_FOR, longest_wait(parent.app))
         if has_quorum_queues(parent.app):
             stays_for = 0.0  # each takes the place of another call in the prefetch
-        starts = EarlyStarts(redlock, parent.timer, stays_for=stays_for)
+        starts = EarlyStarts(redlock, self._timer.usual, stays_for=stays_for)
         starts.register(hub)
-        setattr(parent, _ATTRIBUTE, starts)
+        self._timer.starts = starts
 
     def stop(self, parent: Any) -> None:
         """Forget the calls of this connection."""
-        starts: EarlyStarts | None = getattr(parent, _ATTRIBUTE, None)
+        starts, self._timer.starts = self._timer.starts, None
         if starts is not None:
-            setattr(parent, _ATTRIBUTE, None)
             starts.stop(parent.hub)
 
 
-class Consumer:
-    """Celery's consumer, with a timer by which refused calls can start early.
-
-    Celery's strategies enter a call with a countdown in ``consumer.timer``.
-    """
-
-    def __init__(self, consumer: Any) -> None:
-        self._consumer = consumer
-        self.timer = _Timer(consumer)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._consumer, name)
-
-
 class _Timer:
-    """Celery's timer, which leaves calls that wait for a lock to `EarlyStarts`."""
+    """The timer of Celery's consumer, which leaves refused calls to `EarlyStarts`."""
 
-    def __init__(self, consumer: Any) -> None:
-        self._consumer = consumer
+    def __init__(self, usual: Any) -> None:
+        self.usual = usual
+        self.starts: EarlyStarts | None = None  # of the present connection
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._consumer.timer, name)
+        return getattr(self.usual, name)
 
     def call_at(
         self,
@@ -451,15 +436,8 @@ class _Timer:
         priority: int = 0,
     ) -> Any:
         """Enter a call in the timer; if it waits for a lock, by `EarlyStarts.add`."""
-        starts: EarlyStarts | None = getattr(self._consumer, _ATTRIBUTE, None)
         waits = getattr(args[0], "redlock_waits", None) if args else None
-        if starts is None or waits is None:
-            timer = self._consumer.timer
-            return timer.call_at(at, function, args, kwargs, priority)
-        return starts.add(
-            args[0],
-            waits,
-            at=at,
-            start=lambda: function(*args),
-            priority=priority,
-        )
+        if self.starts is None or waits is None:
+            return self.usual.call_at(at, function, args, kwargs, priority)
+        start = partial(function, *args)
+        return self.starts.add(args[0], waits, at=at, start=start, priority=priority)

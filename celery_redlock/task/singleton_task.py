@@ -419,12 +419,6 @@ class SingletonTask(_Base[P, R]):
 
         return explain(self, args, kwargs)
 
-    def start_strategy(self, app: Celery, consumer: Any, **named: Any) -> Any:
-        """Return Celery's strategy, by which a worker starts refused calls early."""
-        from celery_redlock.app.early_start import Consumer  # noqa: PLC0415  (a worker's)
-
-        return super().start_strategy(app, Consumer(consumer), **named)
-
     # -- publishing -----------------------------------------------------------
 
     def apply_async(
