@@ -179,7 +179,7 @@ class TaskHeader(NamedTuple):
         It is empty, if there is none or one of its fields fails its check.
         """
         fields = _fields(headers)
-        if not fields or _first_fault(fields):
+        if not fields or fault_of(headers):
             return _NONE
         header = cls(**{name: fields[name] for name in _CHECKS if name in fields})
         if fields.get("boot") != _BOOT:
@@ -229,8 +229,10 @@ def fault_of(headers: Mapping[str, Any] | None) -> str:
         return ""
     if not isinstance(fields, dict):
         return f"it is {type(fields).__name__} and not a dictionary"
-    name = _first_fault(fields)
-    return f"its field {name!r} has another type, or is out of bounds" if name else ""
+    for name, is_right in _CHECKS.items():
+        if name in fields and not is_right(fields[name]):
+            return f"its field {name!r} has another type, or is out of bounds"
+    return ""
 
 
 def mint(
@@ -302,13 +304,3 @@ def clean(headers: Mapping[str, Any]) -> dict[str, Any]:
 def _fields(headers: Mapping[str, Any] | None) -> dict[str, Any]:
     fields = (headers or {}).get(HEADER)
     return fields if isinstance(fields, dict) else {}
-
-
-def _first_fault(fields: Mapping[str, Any]) -> str:
-    """Return the name of the first field that fails its check, or ``""``."""
-    checked = (
-        name
-        for name, is_right in _CHECKS.items()
-        if name in fields and not is_right(fields[name])
-    )
-    return next(checked, "")
