@@ -83,7 +83,7 @@ def send_announced(
 ) -> Any:
     """Send a call with these options of ``apply_async``, and tell the nodes of it."""
     began = SYSTEM_CLOCK.monotonic()
-    result = message.send(send, options)
+    result = send(**options)
     is_recent = SYSTEM_CLOCK.monotonic() - began < _LATEST
     if message.id and message.key and is_recent and not _is_delayed(options):
         _announce(message, options)
@@ -131,9 +131,10 @@ def send_in_order(
         if message.key and message.id:
             _number(message, joined)
 
+    message.when_made.append(number)
     sent: tuple[str, str] | None = None
     try:
-        result = message.send(send, options, number)
+        result = send(**options)
         sent = message.key, message.id
     finally:
         for redlock, key, task_id in joined:

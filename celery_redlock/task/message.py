@@ -31,30 +31,27 @@ _REGISTRY: Any = registry  # has no types
 
 
 class SentMessage:
-    """The message of one call; empty until Celery makes it, to send it at once."""
+    """The message of one call; empty until Celery makes it, to send it at once.
 
-    def __init__(self, task: Task, key: str, arguments: tuple[Any, Any]) -> None:
+    Attributes:
+        arguments: Those of the call, as its publisher has given them.
+        when_made: What is done when Celery has made the message, before it is sent.
+    """
+
+    def __init__(self, task: Task, key: str, args: Any, kwargs: Any) -> None:
         self.task = task
+        self.arguments = tuple(args or ()), dict(kwargs or {})
         self.was_sent = False
+        self.when_made: list[Callable[[], None]] = []
         self._key = key
-        self._arguments = tuple(arguments[0] or ()), arguments[1] or {}
         self._serializer: str | None = None
-        self._when_made: Callable[[], None] | None = None
         # Celery's own objects: receivers that come later change them, too.
         self.headers: dict[str, Any] = {}
         self._body: Any = ()
 
-    def send(
-        self,
-        send: Callable[..., Any],
-        options: Mapping[str, Any],
-        when_made: Callable[[], None] | None = None,
-    ) -> Any:
-        """Send a call with these options of ``apply_async``, and keep its message.
-
-        ``when_made`` is called when Celery has made the message, before it is sent.
-        """
-        self._serializer, self._when_made = options.get("serializer"), when_made
+    def send(self, send: Callable[..., Any], /, **options: Any) -> Any:
+        """Send a call with these options of ``apply_async``, and keep its message."""
+        self._serializer = options.get("serializer")
         before = _watched.set((*_watched.get(), self))
         try:
             return send(**options)
@@ -64,8 +61,8 @@ class SentMessage:
     def note(self, headers: dict[str, Any], body: Any) -> None:
         """Keep the message that is about to be sent."""
         self.was_sent, self.headers, self._body = True, headers, body
-        if self._when_made is not None:
-            self._when_made()
+        for do in self.when_made:
+            do()
 
     @property
     def id(self) -> str:
@@ -82,7 +79,7 @@ class SentMessage:
         if not self.was_sent or isinstance(body, dict):
             return self._key
         # A key function may ask for headers, and a receiver may have set some.
-        if _are_same(body, self._arguments) and not task.key_rule.wants_headers:
+        if _are_same(body, self.arguments) and not task.key_rule.wants_headers:
             return self._key
         try:
             args, kwargs = as_received(task, body[0], body[1], self._serializer)

@@ -63,7 +63,6 @@ from celery_redlock.policies import Conflict, PublishDecision, Skip
 from celery_redlock.scripts.keys import shown
 from celery_redlock.signals import publish_claimed, publish_deduplicated
 from celery_redlock.task.header import TaskHeader, with_fields
-from celery_redlock.task.message import SentMessage
 from celery_redlock.task.results import has_ended
 
 if TYPE_CHECKING:
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.app.runtime import Runtime
     from celery_redlock.options.lock_options import ResolvedOptions
+    from celery_redlock.task.message import SentMessage
 
 log = logging.getLogger(__name__)
 
@@ -124,10 +124,8 @@ class Claim:
         return f"<Claim {shown(self.key)} of {self.task_id}>"
 
 
-def publish(  # noqa: PLR0913  (called in one place)
-    task: Task,
-    key: str,
-    arguments: tuple[Any, Any],
+def publish(
+    message: SentMessage,
     options: Mapping[str, Any],
     send: Callable[..., Any],
     *,
@@ -135,9 +133,8 @@ def publish(  # noqa: PLR0913  (called in one place)
 ) -> Any:
     """Send a call of a task that is unique also before it runs.
 
-    ``arguments`` are its args and kwargs, ``options`` the other arguments of
-    ``apply_async``, with which ``send`` sends it. Unless it ``can_raise``, a duplicate
-    that would raise an error is skipped.
+    ``options`` are those of ``apply_async`` with which ``send`` sends it. Unless it
+    ``can_raise``, a duplicate that would raise an error is skipped.
 
     Returns:
         The result of the call, or of the existing job. Its ``conflict`` is the
@@ -148,26 +145,26 @@ def publish(  # noqa: PLR0913  (called in one place)
             was sent.
         Exception: ``send`` failed. The claim is released.
     """
+    task, key = message.task, message.key
     if task.app.conf.task_always_eager:
         return send(**options)
     runtime = runtime_of(task.app)
     resolved = runtime.options(task)
     claims = Claims(runtime.redlock)
-    seconds = _seconds_to_wait(task, options, resolved.task.claim_seconds)
     if _is_of_a_canvas(task, options):
         if resolved.task.is_claimed:
-            options = _with_claim_retaken(task, key, options, claims, seconds)
+            options = _with_claim_retaken(task, key, options)
         return send(**options)
+    seconds = _seconds_to_wait(task, options)
     job = _job(task, uuid())
     existing, is_taken = _look_or_take(claims, key, job, resolved, task)
     options = {**options, "task_id": options.get("task_id") or job.task_id}
     if is_taken:
-        message = SentMessage(task, key, arguments)
         claim = Claim(claims, key, job.task_id)
         return _send_claimed(message, claim, send, options, seconds)
     if existing is None:
         return send(**options)
-    args, kwargs = tuple(arguments[0] or ()), dict(arguments[1] or {})
+    args, kwargs = message.arguments
     call = {"task": task.name, "task_id": job.task_id, "args": args, "kwargs": kwargs}
     conflict = conflict_with(
         existing.error(), stage="publish", phase=existing.phase, **call
@@ -212,12 +209,11 @@ def send_again(task: Task, args: Any, kwargs: Any, key: str, /, **options: Any) 
     Base classes of the project have seen the call when it was published first. They
     might publish this copy later, or not at all. This returns when the broker has it.
     """
-    send = functools.partial(Task.apply_async, task, args, kwargs)
     with confirmed(task.app) as sure:
-        if task.lock_options.is_unique_before_it_runs:
-            publish(task, key, (args, kwargs), options | sure, send)
-        else:
-            send(**options | sure)
+        options |= sure
+        if task.lock_options.is_claimed:
+            options = _with_claim_retaken(task, key, options)
+        Task.apply_async(task, args, kwargs, **options)
 
 
 def _send_claimed(
@@ -234,9 +230,10 @@ def _send_claimed(
         claim.belongs_to(message.key, message.id or claim.task_id, task, seconds)
         message.headers.update(with_fields(message.headers, claim=claim.key))
 
+    message.when_made.append(move_claim)
     try:
         options["headers"] = with_fields(options.get("headers"), claim=claim.key)
-        result = message.send(send, options, move_claim)
+        result = send(**options)
     except BaseException:
         claim.release()
         raise
@@ -271,8 +268,8 @@ def called_with(task: Task, options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _with_claim_retaken(
-    task: Task, key: str, options: Mapping[str, Any], claims: Claims, seconds: float
-) -> Mapping[str, Any]:
+    task: Task, key: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the options of a message; take its claim again if its call runs here.
 
     The header may name another key than that of the call. A publisher of another
@@ -282,7 +279,9 @@ def _with_claim_retaken(
     task_id, headers = options.get("task_id"), options.get("headers")
     header = TaskHeader.read(headers)
     if not task_id or task_id != task.request.id or header.ended:
-        return options
+        return {**options}
+    claims = Claims(runtime_of(task.app).redlock)
+    seconds = _seconds_to_wait(task, options)
     claimed = header.claim or key
     if claimed == key:
         claims.retake(key, _job(task, task_id), seconds)
@@ -397,11 +396,11 @@ class _DuplicateCall:
 # -- how long a claim lasts ---------------------------------------------------------
 
 
-def _seconds_to_wait(task: Task, options: Mapping[str, Any], claim_ttl: float) -> float:
+def _seconds_to_wait(task: Task, options: Mapping[str, Any]) -> float:
     """Return the seconds of a claim, which ends when its job expires at the latest."""
     delay = seconds_until(task, options.get("countdown") or options.get("eta")) or 0.0
     expires = seconds_until(task, options.get("expires", task.expires))
-    seconds = max(0.0, delay) + claim_ttl
+    seconds: float = max(0.0, delay) + task.lock_options.claim_seconds
     return seconds if expires is None else max(_LEAST, min(seconds, expires))
 
 

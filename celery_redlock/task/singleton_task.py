@@ -559,18 +559,17 @@ def _publish(
         if task.typing:
             raise
         return send(args, kwargs, **options)
-    arguments = args, kwargs
+    message = SentMessage(task, key, args, kwargs)
     send = functools.partial(_sent, task, send, args, kwargs)
+    send = functools.partial(message.send, send)
     if task.lock_options.registers_successors:
         options["headers"] = attach(options.get("headers"))
-        message = SentMessage(task, key, arguments)
         send = functools.partial(send_announced, message, send)
     elif task.lock_options.in_order:
-        message = SentMessage(task, key, arguments)
         send = functools.partial(send_in_order, message, send)
     if not task.lock_options.is_unique_before_it_runs:
         return send(**options)
-    return publish(task, key, arguments, options, send, can_raise=can_raise)
+    return publish(message, options, send, can_raise=can_raise)
 
 
 def _sent(task: Task, send: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
