@@ -346,7 +346,7 @@ class Outbox:
             while run.untried and not run.outage and SYSTEM_CLOCK.monotonic() < end:
                 self._publish_next(app, run)
         finally:
-            kept = [*run.kept, *(message.id for message in run.untried)]
+            kept = [one.id for one in messages if one.id not in run.published]
             if messages:
                 self._store.finish(run.published, kept, until)
         return run
@@ -357,10 +357,9 @@ class Outbox:
         run.tried = run.untried.pop(0)
         if error is None:
             run.published.append(message.id)
-            return
-        run.kept.append(message.id)
-        run.outage = error if _is_away(error) else None
-        self._log_kept(message, error)
+        else:
+            run.outage = error if _is_away(error) else None
+            self._log_kept(message, error)
 
     def _log_kept(self, message: OutboxMessage, error: Exception) -> None:
         is_of_broker = isinstance(error, OperationalError)
@@ -385,7 +384,6 @@ class _Batch:
         is_last: No others wait.
         tried: The last one that was tried, here or before.
         published: The ids of those that the broker has.
-        kept: The ids of those that could not be published.
         outage: Why no other can be published now, either.
     """
 
@@ -393,7 +391,6 @@ class _Batch:
     is_last: bool
     tried: OutboxMessage | None = None
     published: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
     outage: Exception | None = None
 
 
