@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,37 +14,47 @@ from tests.harness.tcp import ScriptedServer
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    Serve = Callable[..., ScriptedServer]
 
 SOON = 10.0  # seconds
 
 
 @pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    """Give a server that shakes hands, and then sends lengths that are no numbers."""
+def serve() -> Iterator[Serve]:
+    """Give a function that starts a server, which shakes hands as a Redis does.
 
-    def answer(words: list[bytes], _: socket.socket) -> bytes:
-        name = words[0].upper()
-        if name == b"INFO":
-            return b"$11\r\nrole:master\r\n"
-        return b"+OK\r\n" if name in (b"CLIENT", b"SELECT") else b"$x\r\n"
+    Its arguments are the replies to INFO and to DBSIZE: bytes, or a function that sends
+    them on the connection. Other commands are answered by OK.
+    """
+    servers: list[ScriptedServer] = []
 
-    server = ScriptedServer(answer)
-    yield server
-    server.stop()
+    def start(info: Any = b"$11\r\nrole:master\r\n", dbsize: Any = b"") -> Any:
+        def answer(words: list[bytes], connection: socket.socket) -> bytes:
+            reply = {b"INFO": info, b"DBSIZE": dbsize}.get(words[0].upper(), b"+OK\r\n")
+            return bytes(reply(connection) if callable(reply) else reply)
+
+        servers.append(ScriptedServer(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
 
 
-def test_malformed_reply_is_a_result_like_any_other(server: ScriptedServer) -> None:
+def test_malformed_reply_is_a_result_like_any_other(serve: Serve) -> None:
     """A command shows it in its table, and goes on with the other nodes."""
     with (
-        NodeClient(parse_node(server.url), SOON) as client,
+        NodeClient(parse_node(serve(dbsize=b"$x\r\n").url), SOON) as client,
         pytest.raises(NodeUnreachable, match="does not speak the protocol of Redis"),
     ):
         client.ask(("DBSIZE",))
 
 
-def test_malformed_greeting_is_a_result_like_any_other(server: ScriptedServer) -> None:
+def test_malformed_greeting_is_a_result_like_any_other(serve: Serve) -> None:
     """Also before the connection is made."""
+    server = serve()
     server.greeting = b"$x\r\n"
 
     with pytest.raises(NodeUnreachable, match="cannot be connected to"):
@@ -56,39 +66,12 @@ def test_malformed_greeting_is_a_result_like_any_other(server: ScriptedServer) -
     [b"$-1\r\n", b":7\r\n", b"*1\r\n$1\r\na\r\n"],
     ids=["nil", "number", "list"],
 )
-def test_server_that_describes_itself_by_no_text_is_no_redis(reply: bytes) -> None:
+def test_server_that_describes_itself_by_no_text_is_no_redis(
+    serve: Serve, reply: bytes
+) -> None:
     """A command shows it in its table, and goes on with the other nodes."""
-    server = ScriptedServer(
-        lambda words, _: reply if words[0] == b"INFO" else b"+OK\r\n"
-    )
-    try:
-        with pytest.raises(
-            NodeUnreachable, match="does not speak the protocol of Redis"
-        ):
-            NodeClient(parse_node(server.url), SOON)
-    finally:
-        server.stop()
-
-
-def test_server_that_stops_answering_is_not_said_to_be_down() -> None:
-    """It accepted the connection: to start it again would lose its locks."""
-
-    def answer(words: list[bytes], _: socket.socket) -> bytes:
-        if words[0].upper() == b"INFO":
-            return b"$11\r\nrole:master\r\n"
-        return b"" if words[0].upper() == b"DBSIZE" else b"+OK\r\n"
-
-    server = ScriptedServer(answer)
-    try:
-        with (
-            NodeClient(parse_node(server.url), 0.2) as client,
-            pytest.raises(NodeUnreachable, match="Do not restart it") as told,
-        ):
-            client.ask(("DBSIZE",))
-    finally:
-        server.stop()
-
-    assert str(told.value).startswith("accepts connections, but did not answer")
+    with pytest.raises(NodeUnreachable, match="does not speak the protocol of Redis"):
+        NodeClient(parse_node(serve(info=reply).url), SOON)
 
 
 def drip(connection: socket.socket) -> bytes:
@@ -100,35 +83,22 @@ def drip(connection: socket.socket) -> bytes:
     return b""
 
 
-def test_server_that_sends_its_greeting_byte_by_byte_is_left() -> None:
+def test_server_that_sends_its_greeting_byte_by_byte_is_left(serve: Serve) -> None:
     """A few parts may take their time, and not all of them together for ever."""
-    server = ScriptedServer(
-        lambda words, connection: (
-            drip(connection) if words[0].upper() == b"INFO" else b"+OK\r\n"
-        )
-    )
-    try:
-        with pytest.raises(NodeUnreachable, match=r"did not answer within 0\.1 s"):
-            NodeClient(parse_node(server.url), 0.1)
-    finally:
-        server.stop()
+    with pytest.raises(NodeUnreachable, match=r"did not answer within 0\.1 s"):
+        NodeClient(parse_node(serve(info=drip).url), 0.1)
 
 
-def test_server_that_sends_its_answer_byte_by_byte_has_the_same_time() -> None:
-    """An answer without an end would stop the whole command."""
+@pytest.mark.parametrize("dbsize", [b"", drip], ids=["nothing", "bytes without end"])
+def test_server_that_stops_answering_is_not_said_to_be_down(
+    serve: Serve, dbsize: bytes | Callable[[socket.socket], bytes]
+) -> None:
+    """It accepted the connection: to start it again would lose its locks."""
+    with (
+        NodeClient(parse_node(serve(dbsize=dbsize).url), 0.2) as client,
+        pytest.raises(NodeUnreachable, match="Do not restart it") as told,
+    ):
+        client.ask(("DBSIZE",))
 
-    def answer(words: list[bytes], connection: socket.socket) -> bytes:
-        if words[0].upper() == b"DBSIZE":
-            return drip(connection)
-        info = words[0].upper() == b"INFO"
-        return b"$11\r\nrole:master\r\n" if info else b"+OK\r\n"
-
-    server = ScriptedServer(answer)
-    try:
-        with (
-            NodeClient(parse_node(server.url), 0.2) as client,
-            pytest.raises(NodeUnreachable, match=r"did not answer within 0\.2 s"),
-        ):
-            client.ask(("DBSIZE",))
-    finally:
-        server.stop()
+    said = "accepts connections, but did not answer within 0.2 s"
+    assert str(told.value).startswith(said)
