@@ -212,23 +212,13 @@ MODES = ["threads", "greenlets", "coroutines"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it counts the files in /proc")
+@pytest.mark.parametrize("count", with_long([200, MANY], str(MANY)))
 @pytest.mark.parametrize("mode", with_long(MODES, *MODES[1:]))
 def test_interrupts_leave_nothing_behind(
-    three_nodes: DevNodes, key: str, mode: str
+    three_nodes: DevNodes, key: str, mode: str, count: int
 ) -> None:
     """No lock, waiter, thread or descriptor; others of the process lose no lease."""
-    storm(three_nodes.urls, key, mode, 200)
-    until_nothing_is_left(three_nodes, key)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="it counts the files in /proc")
-@pytest.mark.parametrize("mode", MODES)
-def test_storm_of_interrupts_leaves_nothing_behind(
-    three_nodes: DevNodes, key: str, mode: str
-) -> None:
-    """The same with ten thousand."""
-    storm(three_nodes.urls, key, mode, MANY)
+    storm(three_nodes.urls, key, mode, count)
     until_nothing_is_left(three_nodes, key)
 
 
