@@ -1,6 +1,6 @@
 """Waiting for a lock: its release wakes the first waiter of the queue.
 
-Also where a waiter or nodes have died, a process forks, or wake-ups are forbidden.
+Also in a child of a process that waits, and with the permissions of the doctor alone.
 """
 
 from __future__ import annotations
@@ -88,10 +88,8 @@ def connected(nodes: DevNodes) -> Iterator[Redlock]:
 
 
 @contextmanager
-def waiters(
-    nodes: DevNodes, key: str, count: int, *, ahead: int = 0
-) -> Iterator[list[Waiter]]:
-    """Give waiters that are in the queue in this order, behind ``ahead`` others.
+def waiters(nodes: DevNodes, key: str, count: int) -> Iterator[list[Waiter]]:
+    """Give waiters that are in the queue in this order.
 
     Each gets the lock before the end of the block, or the test fails.
     """
@@ -99,7 +97,7 @@ def waiters(
         made = [
             Waiter(stack.enter_context(connected(nodes)), key) for _ in range(count)
         ]
-        for place, waiter in enumerate(made, ahead + 1):
+        for place, waiter in enumerate(made, 1):
             waiter.start(nodes, place)
         yield made
         for waiter in made:
@@ -183,35 +181,6 @@ def test_waiter_polls_no_more_than_once_a_second(
         line.release()
 
 
-@pytest.mark.usefixtures("no_polling")
-def test_killed_waiter_is_skipped(three_nodes: DevNodes, key: str) -> None:
-    """A process that was killed in the queue keeps no wake-up from the next waiter."""
-    program = """
-import os, sys
-from celery_redlock.locks import wait_queue
-from celery_redlock.locks.redlock import Redlock
-from tests.harness.waiting import until
-key, *urls = sys.argv[1:]
-redlock = Redlock(urls, node_timeout=1.0)
-
-def die_in_the_queue(*_):
-    until(lambda: redlock.listener.listening == 3)
-    os._exit(0)
-
-until(lambda: redlock.inspect(key).ballot.answered == 3)
-wait_queue.WaitQueue._listen = die_in_the_queue
-redlock.acquire(key, wait=60)
-"""
-    with connected(three_nodes) as redlock:
-        lease = held(redlock, three_nodes, key)
-        run_python(program, key, *three_nodes.urls)
-        until_in_queue(three_nodes, key, 1)
-        with waiters(three_nodes, key, 1, ahead=1) as made:
-            redlock.release(lease)
-
-            release_in_turn(made)
-
-
 def test_forked_child_listens_with_its_own_connections(
     three_nodes: DevNodes, key: str
 ) -> None:
@@ -262,35 +231,6 @@ print("parent", len(got))
 """
     assert run_python(program, key, *three_nodes.urls) == ["child 0", "parent 1"]
     until_nothing_is_left(three_nodes)
-
-
-@pytest.mark.usefixtures("no_polling")
-def test_wake_up_needs_only_a_majority(five_nodes: DevNodes, key: str) -> None:
-    """Waiters are woken although a minority of the nodes has died."""
-    with queue(five_nodes, key, 2) as line:
-        for node in five_nodes.nodes[:2]:
-            node.kill()
-        line.release()
-
-
-def test_waiter_without_permission_to_subscribe_polls(
-    start_nodes: StartNodes, key: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The waiter gets the lock by polling; the log gives the reason once per node."""
-    rules = acl_rules("redlock").replace("&redlock:wake:*", "")
-    options = ServerOptions(username="u", password="p", acl=rules)
-    nodes = start_nodes(3, options=options)
-    with client(nodes) as redlock, client(nodes) as other:
-        lease = redlock.acquire(key)
-        waiter = Waiter(other, key)
-        waiter.thread.start()
-        until(lambda: caplog.text.count("The subscription to node") == 3)
-
-        assert redlock.release(lease) >= 2
-
-        release_in_turn([waiter])
-        waiter.end()
-    assert caplog.text.count("The subscription to node") == 3
 
 
 @pytest.mark.every_server
