@@ -13,15 +13,10 @@ import pytest
 
 from celery_redlock import DuplicateTask, LockHeld, current_lease
 from tests.harness.waiting import until
-from tests.worker.project.app import create_app
 from tests.worker.project.jobs import HOLD
 
 if TYPE_CHECKING:
     from tests.harness.deployment import Deployment
-    from tests.harness.lock_nodes import LockNodes
-    from tests.harness.stage import Stage
-
-EAGER = {"task_always_eager": True}
 
 
 def test_lease_in_the_body_is_of_this_run(any_pool: Deployment, key: str) -> None:
@@ -105,15 +100,3 @@ def test_lock_held_by_a_worker_is_refused_here(prefork: Deployment, key: str) ->
     prefork.nodes.until_free(key)
     with prefork.task("job").lock(key=key) as lease:
         assert lease.is_valid()
-
-
-def test_eager_task_takes_no_lock(nodes: LockNodes, stage: Stage, key: str) -> None:
-    """A user's eager test needs no lock nodes: the task asks none of them."""
-    nodes.steal(key, seconds=60)
-    stage.open(key)
-
-    with create_app({**EAGER, "redlock_nodes": nodes.urls}) as app:
-        result = app.tasks["job"].delay(key)
-
-        assert result.get() == result.id
-    nodes.undo_steal(key)
