@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -253,20 +252,3 @@ def test_killed_worker_keeps_others_out_until_the_ttl_ends(
     assert here.stage.outcomes(key) == ["killed", "done"]
     assert here.stage.overlaps(key) == []
     here.nodes.until_free(key)
-
-
-def test_storm_with_kills_loses_nothing(prefork: Deployment, key: str) -> None:
-    """Of many calls on few keys, with killed children, each ends and none overlap."""
-    names = [f"{key}-{number}" for number in range(3)]
-    results = [prefork.send("storm", names[n % 3], 0.15) for n in range(30)]
-
-    for name in names:
-        until(lambda: len(prefork.stage.running(name)) == 1)  # noqa: B023
-        with contextlib.suppress(ValueError):  # it ended in this very moment
-            prefork.kill_child(name, *names)
-
-    assert [result.get(timeout=60) for result in results] == [r.id for r in results]
-    for name in names:
-        assert prefork.stage.overlaps(name) == []
-        assert prefork.stage.outcomes(name).count("done") == 10
-        assert len(prefork.stage.runs(name)) <= 11

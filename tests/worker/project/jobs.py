@@ -79,7 +79,6 @@ quick("quick-limited", limit=3)
 quick("quick-unique", unique_while="queued_or_running")
 quick("keeping", hold_at_least=HOLD)
 timed("sleeper")
-timed("storm", **SOON_AGAIN, **LATE)
 timed("sleeper-retry", on_conflict="retry")
 
 
