@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from celery import Celery
 
 from celery_redlock.devnodes import DevNodes, DevStore
-from celery_redlock.devnodes.processes import Worker, stop
+from celery_redlock.devnodes.processes import Process, stop
 from demo.journal import JOURNAL, Journal
 from demo.tasks import SETTINGS, app
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ROOT = Path(__file__).parents[1]
-_WORKERS, _CONCURRENCY = 2, 4
+_WORKERS, _CONCURRENCY = ("worker-1", "worker-2"), 4
+_OPTIONS = ("-l", "INFO", "--without-gossip", "--without-mingle")
 _SHOWN = 20  # lines of each log
 
 
@@ -51,16 +53,17 @@ class Processes:
         # still look for the server after its end.
         app.conf.update(settings | {"result_backend": "disabled://"})
         os.environ[JOURNAL] = str(self.journal.path)
+        worker = (sys.executable, "-u", "-m", "celery", "-A", "demo.tasks", "worker")
         self.workers = [
-            Worker(
-                "demo.tasks",
-                f"worker-{number}",
-                folder=folder,
-                concurrency=_CONCURRENCY,
+            Process(
+                name,
+                [*worker, "-n", f"{name}@%h", "-c", str(_CONCURRENCY), *_OPTIONS],
+                log=folder / f"{name}.log",
+                ready=" ready.",
                 environment={SETTINGS: json.dumps(settings)},
                 cwd=_ROOT,
             )
-            for number in range(1, _WORKERS + 1)
+            for name in _WORKERS
         ]
 
     def state_of(self, task_id: str) -> str:

@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery_redlock import RedlockError
 from celery_redlock.devnodes import STORES, DevNodes, DevStore
-from celery_redlock.devnodes.processes import Beat, Worker, stop
+from celery_redlock.devnodes.processes import Process, stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 HERE = Path(__file__).resolve().parent
-NODES, WORKERS, CONCURRENCY, BEATS = 5, 2, 6, 2
+NODES, CONCURRENCY = 5, 6
+WORKERS, BEATS = ("worker-1", "worker-2"), ("beat-1", "beat-2")
 _ORDER_WITHIN = 70.0  # seconds, in which a server of a store has started or failed
 MAX_TTL = 12.0  # CELERY_REDLOCK_MAX_TTL
 
@@ -56,20 +57,31 @@ class Site:
             else DevNodes(NODES, max_ttl=MAX_TTL)
         )
         self.broker = DevNodes(1, initialize=False)
-        path = [str(HERE), os.environ.get("PYTHONPATH", "")]
-        common: dict[str, Any] = {
-            "folder": self.log,
-            "environment": {"PYTHONPATH": os.pathsep.join(filter(None, path))},
-        }
+        alone = ("--without-gossip", "--without-mingle")
         self.workers = [
-            Worker("project", f"worker-{number}", concurrency=CONCURRENCY, **common)
-            for number in range(1, WORKERS + 1)
+            self._celery(
+                name, "worker", "-n", f"{name}@%h", "-c", str(CONCURRENCY), *alone
+            )
+            for name in WORKERS
         ]
         self.beats = [
-            Beat("project", f"beat-{number}", **common)
-            for number in range(1, BEATS + 1)
+            self._celery(
+                name, "beat", "-S", "redlock", "--pidfile=", "-s", str(self.log / name)
+            )
+            for name in BEATS
         ]
         self._orders: queue.Queue[tuple[Callable[[], Any], Future[Any]]] = queue.Queue()
+
+    def _celery(self, name: str, *words: str) -> Process:
+        path = [str(HERE), os.environ.get("PYTHONPATH", "")]
+        python = (sys.executable, "-u", "-m")
+        return Process(
+            name,
+            [*python, "celery", "-A", "project", *words, "-l", "INFO"],
+            log=self.log / f"{name}.log",
+            ready=" ready.",  # what a worker says
+            environment={"PYTHONPATH": os.pathsep.join(filter(None, path))},
+        )
 
     # -- for the live page -----------------------------------------------------------
 

@@ -17,7 +17,8 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_redlock.devnodes import DevNodes
-from celery_redlock.devnodes.processes import Worker, stop
+from celery_redlock.devnodes.processes import stop
+from tests.harness.commands import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.runner import servers_cpu
 from celery_redlock.devnodes import DevNodes
-from celery_redlock.devnodes.processes import Worker, stop
+from celery_redlock.devnodes.processes import stop
+from tests.harness.commands import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,8 +22,9 @@ from kombu.utils.uuid import uuid
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.devnodes import DevNodes
-from celery_redlock.devnodes.processes import Worker, stop
+from celery_redlock.devnodes.processes import stop
 from celery_redlock.locks.lease import Holder
+from tests.harness.commands import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

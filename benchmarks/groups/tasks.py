@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.runner import Contender, interleave, median_cost, ratio
 from celery_redlock.devnodes import DevNodes
-from celery_redlock.devnodes.processes import Worker, stop
+from celery_redlock.devnodes.processes import stop
+from tests.harness.commands import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

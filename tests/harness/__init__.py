@@ -4,6 +4,7 @@
 ``journal``     events of many processes in one file
 ``stage``       the records and gates of task bodies
 ``processes``   workers, beats and redis-servers with pytest-celery's interface
+``commands``    ``celery worker`` and ``celery beat`` as child processes
 ``servers``     RabbitMQ and PostgreSQL
 ``tcp``         a proxy that misbehaves, and a scripted server
 ``lock_nodes``  reads and changes the locks on nodes with a plain Redis client

@@ -14,7 +14,8 @@ import celery
 import psutil
 
 from celery_redlock.devnodes import DevNode, ServerOptions
-from celery_redlock.devnodes.processes import Beat, Process, Worker
+from celery_redlock.devnodes.processes import Process
+from tests.harness.commands import Beat, Worker
 from tests.harness.waiting import until
 
 _ENDING = {signals.SIGTERM, signals.SIGQUIT, signals.SIGINT}

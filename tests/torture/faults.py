@@ -27,7 +27,7 @@ from tests.torture.site import TTL
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.devnodes.processes import Worker
+    from tests.harness.commands import Worker
     from tests.torture.site import Site
 
 _MEAN_PAUSE = 0.9  # seconds between two faults

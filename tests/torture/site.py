@@ -21,7 +21,8 @@ from celery_redlock.devnodes import (
     ServerOptions,
     find_redis_server,
 )
-from celery_redlock.devnodes.processes import Process, Worker, stop
+from celery_redlock.devnodes.processes import Process, stop
+from tests.harness.commands import Worker
 from tests.harness.lock_nodes import LockNodes
 from tests.harness.processes import RedisServer
 from tests.harness.servers import sqlalchemy_url
