@@ -752,17 +752,15 @@ def _warn_of_bypass(task: type[Task]) -> None:
     before = task.__mro__[: task.__mro__.index(SingletonTask)]
     name = task.name or task.__qualname__
     for base in before:
-        call = vars(base).get("__call__")
-        if call and (not _may_call_on(call) or _skips(SingletonTask, task, call)):
+        if _skips(SingletonTask, task, base, "__call__"):
             _warn(base, "__call__", f"the task {name} takes no lock")
     options = task.lock_options
     tells_nodes = options.registers_successors or options.in_order
     if not (options.is_unique_before_it_runs or tells_nodes):
         return
     for base in task.__mro__[: task.__mro__.index(Task)]:
-        send = vars(base).get("apply_async")
         ours = SingletonTask if base in before else NextToCelery
-        if send and base not in _OURS and _skips(ours, task, send):
+        if base not in _OURS and _skips(ours, task, base, "apply_async"):
             _warn(
                 base,
                 "apply_async",
@@ -780,25 +778,21 @@ def _warn(base: type, method: str, consequence: str) -> None:
     )
 
 
-def _may_call_on(call: Callable[..., Any]) -> bool:
-    """Tell whether a ``__call__`` may call the method that it replaces.
+def _skips(ours: type, task: type[Task], base: type, method: str) -> bool:
+    """Tell whether a class has this method, which does not lead to that of ours.
 
-    A decorator, such as one of Celery's ``task_annotations``, has that in a closure.
+    ``super()`` leads there, and ``Task.apply_async(self, ...)`` does not: it names only
+    task classes that stand behind ours. A ``__call__`` that calls no other does not.
+    A decorator, such as one of ``task_annotations``, has the method in a closure.
     """
-    code = getattr(inspect.unwrap(call), "__code__", None)
-    if code is None or "__call__" in code.co_names:
-        return True
-    return bool(set(code.co_freevars) - {"__class__"})
-
-
-def _skips(ours: type, task: type[Task], method: Callable[..., Any]) -> bool:
-    """Tell whether a method names only task classes that stand behind ours.
-
-    ``Task.apply_async(self, ...)`` does not lead to ours; ``super()`` does.
-    """
-    function = inspect.unwrap(method)
+    own: Any = vars(base).get(method)
+    function = inspect.unwrap(own)
     code = getattr(function, "__code__", None)
-    if code is None or code.co_freevars or "super" in code.co_names:
+    if code is None or set(code.co_freevars) - {"__class__"}:
+        return False
+    if method == "__call__" and method not in code.co_names:
+        return True
+    if code.co_freevars or "super" in code.co_names:
         return False
     named = [function.__globals__.get(name) for name in code.co_names]
     # A task that is not yet bound would be, if its attributes were looked at.
