@@ -6,7 +6,6 @@ checks how each policy is reported.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -154,29 +153,3 @@ def test_callable_that_waits_is_logged_then(prefork: Deployment, key: str) -> No
 
     until(lambda: COST % name in prefork.logs())
     prefork.finish(key, second)
-
-
-# -- Who wins ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_bare", [False, True], ids=["all-nodes", "bare-quorum"])
-def test_one_of_the_contenders_wins(
-    frail: Deployment, key: str, *, is_bare: bool
-) -> None:
-    """Of equal calls that start at once exactly one runs: never two, never none.
-
-    On a bare quorum every vote is needed, and votes are often split.
-    """
-    with frail.nodes.minority_paused() if is_bare else nullcontext():
-        for number in range(12):
-            lock = f"{key}-{number}"
-            results = [frail.send("job", lock) for _ in range(4)]
-            until(lambda: sum(result.ready() for result in results) == 3, 30)  # noqa: B023
-            # The one that holds the lock may not have begun its body yet.
-            until(lambda: frail.stage.running(lock), what="the body of the winner")  # noqa: B023
-            assert len(frail.stage.running(lock)) == 1
-            frail.stage.open(lock)
-            until(lambda: all(result.ready() for result in results))  # noqa: B023
-            final = sorted(result.state for result in results)
-            assert final == [states.REVOKED] * 3 + [states.SUCCESS]
-            assert len(frail.stage.runs(lock)) == 1
