@@ -480,14 +480,6 @@ def test_reconfiguration_without_enough_witnesses_rests_on_clocks(
     new.release(granted(new, key))
 
 
-def test_reconfiguration_to_the_same_is_refused(service: Service) -> None:
-    """Without a difference there is nothing to do, and the change is refused."""
-    urls = ["redis://a:1", "redis://b:1"]
-
-    with pytest.raises(ConfigurationError, match="Nothing to do"):
-        reconfigure(service(urls), service(urls))
-
-
 def test_reconfiguration_without_the_guard_is_refused(service: Service) -> None:
     """The nodes do not know their configuration; the error names the manual steps."""
     urls = ["redis://a:1", "redis://b:1"]
