@@ -77,6 +77,16 @@ def test_redelivered_retry_is_a_copy_of_the_first_one(worker: Worker) -> None:
     assert worker.redeliver(job, id=worker.call_id, retries=1).state == "IGNORED"
 
 
+def test_copy_of_a_call_that_has_retried_itself_runs(worker: Worker) -> None:
+    """RETRY is no end: it may be of an attempt before a process was killed."""
+    job = worker.leased_job()
+    with worker.held(worker.call_id):
+        assert worker.redeliver(job, id=worker.call_id).state == "IGNORED"
+    job.backend.mark_as_retry(worker.call_id, ValueError("not yet"))
+
+    assert worker.redeliver(job, id=worker.call_id).state == states.SUCCESS
+
+
 def test_id_that_is_used_again_is_a_call_of_its_own(worker: Worker) -> None:
     """It runs, with a conflict before and without."""
     job = worker.leased_job(on_conflict="retry")
