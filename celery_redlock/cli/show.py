@@ -13,7 +13,6 @@ from celery_redlock.basics.timing import duration
 from celery_redlock.cli.output.format import (
     Column,
     MoodText,
-    Row,
     finite,
     holder_document,
     keys_text,
@@ -47,7 +46,7 @@ from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.wire.quorum import Vote, VoteKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from celery_redlock.locks.lease import Holder
     from celery_redlock.operations.scan import LimitInUse
@@ -74,11 +73,11 @@ def show(session: Session, *, key: str) -> int:
     nodes answered to tell.
     """
     found = lock_status(session.redlock, key)
-    limits = permits_of(session.redlock, key)
+    limits, answers = permits_of(session.redlock, key), _answers(found)
     lines = [
         *_summary(found, has_limit=bool(limits)),
         "",
-        *_answers(found),
+        *table((Column("NODE"), Column("ANSWER")), [*answers.items()]),
         *_permits(limits, found),
     ]
     released = forced_releases(session.redlock, key)
@@ -87,7 +86,7 @@ def show(session: Session, *, key: str) -> int:
         lines += ["", painted(unknown, "warning")]
     if found.settings:
         lines += ["", painted(found.settings, "warning")]
-    session.tell(lines, lambda: _document(found, released, limits))
+    session.tell(lines, lambda: _document(found, answers, released, limits))
     at_once = [one for one in limits if not one.limit.period]
     if any(one.in_use for one in at_once):
         return DONE
@@ -171,13 +170,12 @@ def _holder(found: LockStatus) -> Holder | None:
     return lock_holder(next(iter(found.values))) if found.seen.holder else None
 
 
-def _answers(found: LockStatus) -> list[str]:
+def _answers(found: LockStatus) -> dict[str, MoodText]:
+    """Return the answer of each node, by the name of the node."""
     ballot = found.seen.ballot
-    rows: list[Row] = [
-        [node.label, _answer(vote, ballot.top_taker[0], node)]
-        for vote, node in zip(ballot.votes, found.nodes, strict=True)
-    ]
-    return table((Column("NODE"), Column("ANSWER")), rows)
+    token, _ = ballot.top_taker
+    votes = zip(found.nodes, ballot.votes, strict=True)
+    return {node.label: _answer(vote, token, node) for node, vote in votes}
 
 
 def _answer(vote: Vote | None, token: str, node: NodeStatus) -> MoodText:
@@ -197,6 +195,7 @@ def _answer(vote: Vote | None, token: str, node: NodeStatus) -> MoodText:
 
 def _document(
     found: LockStatus,
+    answers: Mapping[str, MoodText],
     released: Releases,
     limits: Sequence[LimitInUse],
 ) -> dict[str, Any]:
@@ -210,10 +209,7 @@ def _document(
         "ttl_left": finite(seen.ttl_left),
         "votes": seen.votes,
         "quorum": ballot.quorum,
-        "nodes": {
-            node.label: str(_answer(vote, ballot.top_taker[0], node))
-            for vote, node in zip(ballot.votes, found.nodes, strict=True)
-        },
+        "nodes": {label: str(answer) for label, answer in answers.items()},
         "limits": limits_document(limits, permits=True),
         "released": [
             {**asdict(one), "reason": one.reason or None} for one in released.found
