@@ -223,11 +223,8 @@ def scan(
     """
     head = getattr(redlock.keys, kind)("")
     wanted = [f"{head}{name}".encode(errors="replace") for name in names]
-    # Key -> value -> ms left on each node. Plain dicts, as there may be 100,000 keys.
-    sightings: defaultdict[bytes, dict[bytes, list[int]]] = defaultdict(dict)
+    sightings, skip = _Sightings(), len(head.encode())
     counts = dict.fromkeys(redlock.labels, 0)
-    texts: dict[bytes, bytes] = {}  # most values are the same on all nodes: keep one
-    unsure_votes: Counter[tuple[bytes, bytes]] = Counter()  # of nodes that cannot tell
     mutex = threading.Lock()
 
     # Before the keys: what a node may have forgotten has ended when it votes.
@@ -236,6 +233,7 @@ def scan(
 
     def visit(client: NodeClient) -> None:
         known: set[bytes] = set()
+        tells = can_tell[client.label]
         told = (
             client.look_up(wanted, "GET", "PTTL")
             if wanted and not client.is_store
@@ -250,11 +248,8 @@ def scan(
                         known.add(key)
                         # GET of a list or a hash is an error: the value is not ours.
                         text = value if isinstance(value, bytes) else b""
-                        text = texts.setdefault(text, text)
-                        sightings[key].setdefault(text, []).append(left)
-                        counts[client.label] += 1
-                        if not can_tell[client.label]:
-                            unsure_votes[key, text] += 1
+                        sightings.add(key[skip:], text, left, tells=tells)
+        counts[client.label] = len(known)
 
     visited = each_answering(redlock, visit, nodes)
     nodes = [
@@ -264,19 +259,8 @@ def scan(
         for node in nodes
     ]
     unsure = sum(not node.can_tell for node in nodes)
-    skip, quorum = len(head.encode()), redlock.quorum
     parse = lock_holder if kind == "lock" else Holder.parse
-    found = [
-        holder
-        for key, values in sorted(sightings.items())
-        for holder in _holders(
-            text_in(key[skip:]),
-            values,
-            {text: unsure - unsure_votes[key, text] for text in values},
-            quorum,
-            parse,
-        )
-    ]
+    found = sightings.holders(unsure, redlock.quorum, parse)
     settings = other_settings(redlock, nodes)
     return Scan(kind, pattern, found, counts, nodes, settings)
 
@@ -354,26 +338,15 @@ def inspect_limits(
         node.can_tell and vote is not None and vote.kind in ANSWERS
         for node, vote in zip(nodes, request.ballot.votes, strict=True)
     ]
-    unsure, unsure_votes = can_tell.count(False), Counter[tuple[str, bytes]]()
-    values: dict[str, dict[bytes, list[int]]] = {name: {} for name in names}
+    sightings = _Sightings()
     for tells, reply in zip(can_tell, request.replies, strict=True):
         if isinstance(reply, list) and reply[0] == TAKEN:
             for name, value, left in zip(names, reply[1::2], reply[2::2], strict=True):
                 if left != _GONE:
-                    values[name].setdefault(value, []).append(left)
-                    unsure_votes[name, value] += not tells
-    found = {
-        name: [
-            *_holders(
-                name,
-                known,
-                {value: unsure - unsure_votes[name, value] for value in known},
-                redlock.quorum,
-                lock_holder,
-            )
-        ]
-        for name, known in values.items()
-    }
+                    sightings.add(name.encode(), value, left, tells=tells)
+    found: defaultdict[str, list[SeenHolder]] = defaultdict(list)
+    for seen in sightings.holders(can_tell.count(False), redlock.quorum, lock_holder):
+        found[seen.key].append(seen)
     return [
         LimitInUse(limit, [seen for name in limit.names() for seen in found[name]])
         for limit in limits
@@ -414,31 +387,51 @@ def keys_without_ttl(redlock: Redlock) -> PerNode[list[str]]:
     return each_answering(redlock, visit)
 
 
-def _holders(
-    key: str,
-    values: dict[bytes, list[int]],
-    unsure: dict[bytes, int],
-    quorum: int,
-    parse: Callable[[str], Holder],
-) -> Iterator[SeenHolder]:
-    """Yield the holders of one key.
+class _Sightings:
+    """The values of keys, and the milliseconds left of each on the nodes that have it.
 
-    ``values`` has the milliseconds left on each node that has a value, and ``unsure``
-    the number of nodes that lack it and cannot tell.
+    Plain dicts, as there may be 100,000 keys.
     """
-    # Values of one holder differ in the fence alone, if at all.
-    by_token: dict[str, tuple[Holder, list[float], int]] = {}
-    for value, milliseconds in values.items():
-        holder, others = parse(text_in(value)), unsure[value]
-        ends = [math.inf if ms < 0 else float(ms) for ms in milliseconds]
-        if holder.token in by_token:
-            known, ends_before, others_before = by_token[holder.token]
-            holder = max(known, holder, key=lambda each: each.fence)
-            ends, others = ends + ends_before, min(others, others_before)
-        by_token[holder.token] = holder, ends, others
-    for holder, ends, others in by_token.values():
-        ends.sort()
-        votes = len(ends)
-        end = ends[votes - quorum] if votes >= quorum else ends[-1]
-        held = is_held(votes, others, quorum)
-        yield SeenHolder(key, holder, votes, end / _MS, held)
+
+    def __init__(self) -> None:
+        self._left: defaultdict[bytes, dict[bytes, list[int]]] = defaultdict(dict)
+        self._texts: dict[bytes, bytes] = {}  # most are the same on all nodes: keep one
+        # How many nodes that have a value of a key cannot tell.
+        self._unsure: Counter[tuple[bytes, bytes]] = Counter()
+
+    def add(self, key: bytes, value: bytes, left: int, *, tells: bool) -> None:
+        """Add the value that one node has, and whether the node can tell."""
+        value = self._texts.setdefault(value, value)
+        self._left[key].setdefault(value, []).append(left)
+        if not tells:
+            self._unsure[key, value] += 1
+
+    def holders(
+        self, unsure: int, quorum: int, parse: Callable[[str], Holder]
+    ) -> list[SeenHolder]:
+        """Return the holders, ordered by key. ``unsure`` nodes cannot tell."""
+        return [
+            holder
+            for key in sorted(self._left)
+            for holder in self._holders_of(key, unsure, quorum, parse)
+        ]
+
+    def _holders_of(
+        self, key: bytes, unsure: int, quorum: int, parse: Callable[[str], Holder]
+    ) -> Iterator[SeenHolder]:
+        # Values of one holder differ in the fence alone, if at all.
+        by_token: dict[str, tuple[Holder, list[float], int]] = {}
+        for value, milliseconds in self._left[key].items():
+            holder, others = parse(text_in(value)), unsure - self._unsure[key, value]
+            ends = [math.inf if ms < 0 else float(ms) for ms in milliseconds]
+            if holder.token in by_token:
+                known, ends_before, others_before = by_token[holder.token]
+                holder = max(known, holder, key=lambda each: each.fence)
+                ends, others = ends + ends_before, min(others, others_before)
+            by_token[holder.token] = holder, ends, others
+        for holder, ends, others in by_token.values():
+            ends.sort()
+            votes = len(ends)
+            end = ends[votes - quorum] if votes >= quorum else ends[-1]
+            held = is_held(votes, others, quorum)
+            yield SeenHolder(text_in(key), holder, votes, end / _MS, held)
