@@ -86,6 +86,8 @@ class Call:
             raise
         if options.task.is_claimed and not header.claim:
             header = header._replace(claim=key)  # the project has replaced the headers
+        if header.slot and request.parent_id:
+            header = header._replace(slot="")  # that of the task that has sent it
         has_order = task.lock_options.registers_successors or options.task.has_backlog
         if has_order and not header.published:
             now = round(SYSTEM_CLOCK.wall() * 1e6)

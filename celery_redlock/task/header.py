@@ -296,6 +296,14 @@ def published_at(request: Context) -> int:
     return int(known.get(_PUBLISHED) or TaskHeader.read(known).published)
 
 
+def was_received(headers: Mapping[str, Any] | None) -> bool:
+    """Tell whether headers have the one of a call that a worker has received.
+
+    A hook of that call, such as ``before_start``, has passed its headers on.
+    """
+    return "boot" in _fields(headers)
+
+
 def clean(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Return headers without the one of this package."""
     return {name: value for name, value in headers.items() if name != HEADER}

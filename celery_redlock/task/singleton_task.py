@@ -66,6 +66,7 @@ from celery_redlock.task.header import (
     attach,
     clean,
     published_at,
+    was_received,
     with_fields,
 )
 from celery_redlock.task.message import SentMessage, as_received, key_to_publish
@@ -553,6 +554,8 @@ def _publish(
         return send(args, kwargs, **options)
     if task_id := options.get("task_id"):
         check_id(task_id)
+    if was_received(headers := options.get("headers")):
+        options["headers"] = clean(headers)  # it is about the call that publishes this
     try:
         key = key_to_publish(task, args, kwargs, options)
     except FingerprintError:

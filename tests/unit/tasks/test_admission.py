@@ -618,6 +618,22 @@ def test_redelivery_of_the_first_message_runs(worker: Worker) -> None:
     assert again.state == states.SUCCESS
 
 
+def test_slot_of_a_task_is_not_that_of_the_calls_that_it_sends(worker: Worker) -> None:
+    """A plain task that beat calls may pass its headers on, as for a trace."""
+    job = worker.leased_job()
+
+    @worker.app.task(bind=True, shared=False)
+    def dispatch(self: Task) -> None:
+        for _ in range(2):
+            job.apply_async(headers=self.request.headers)
+
+    worker.run(dispatch, redlock=SLOT)
+
+    sent = [headers for headers, _ in worker.published]
+    runs = [worker.run(job, id=one["id"], parent_id=one["parent_id"]) for one in sent]
+    assert [run.result for run in runs] == [True, True]
+
+
 def test_slot_stays_on_a_call_that_is_republished(worker: Worker) -> None:
     """The republished call keeps its slot; a second message is still skipped."""
     task = worker.leased_job(on_conflict="retry")

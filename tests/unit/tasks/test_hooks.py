@@ -12,6 +12,7 @@ from celery.exceptions import Ignore, Reject
 
 from celery_redlock import current_lease
 from celery_redlock.line.backlog import place_of_next
+from celery_redlock.task.header import mint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,3 +156,24 @@ def test_retry_of_a_hook_keeps_the_claim_and_gives_up_its_place(worker: Worker) 
     assert place is not None
     assert place.before == 0
     assert list(worker.claims()) == [first.id]
+
+
+def test_headers_that_a_hook_passes_on_say_nothing_of_the_call_that_it_sends(
+    worker: Worker,
+) -> None:
+    """A worker has put more into the header of the package: it is of one call."""
+    other = worker.buffered(name="other")
+
+    def pass_on(task: Task, *_: Any) -> None:
+        other.apply_async((1,), headers=task.request.headers)
+
+    job = worker.leased_job(before_start=pass_on)
+    received: dict[str, Any] = {"redlock": {"published": 7, "deferred": 3}, "mine": 1}
+    mint(received)
+
+    worker.run(job, **received)
+
+    ((headers, _),) = worker.published
+    assert headers["mine"] == 1
+    assert headers["redlock"].keys() == {"published"}
+    assert headers["redlock"]["published"] > received["redlock"]["published"]
