@@ -253,7 +253,7 @@ class EarlyStarts:
             start=start,
             priority=priority,
             pause=max(_SHORTEST_PAUSE, at - now),
-            leave_at=now + self._stays_for if waits.waits_on else now,
+            leave_at=now + self._stays_for if waits.stays_after_countdown else now,
         )
         self._enter(call, at)
         key_calls = self._by_key.get(wanted)

@@ -109,7 +109,7 @@ def _summary(found: LockStatus, *, has_limit: bool) -> list[str]:
     left = seen.ttl_left
     facts = {
         "task": (holder.task or "none: locked outside of a task")
-        if holder.is_readable
+        if holder.is_ours
         else UNREADABLE,
         "id": holder.task_id,
         "holder": f"{holder.host or 'an unknown host'}, pid {holder.pid or 'unknown'}",

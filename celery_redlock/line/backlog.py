@@ -187,7 +187,7 @@ def is_first(redlock: Redlock, key: str, task_id: str) -> bool:
     return not answers or {*map(_text, answers[1])} <= {task_id, ""}
 
 
-def place_of_next(redlock: Redlock, key: str) -> Place | None:
+def place_of_newcomer(redlock: Redlock, key: str) -> Place | None:
     """Return the place of a call that would join now. Changes nothing."""
     names = [*redlock.keys.backlogs(key), *redlock.keys.paces(key)]
     _, answers = _ask(redlock, READ_BACKLOG, names)

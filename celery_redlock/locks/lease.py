@@ -212,7 +212,7 @@ class Holder:
         return None
 
     @property
-    def is_readable(self) -> bool:
+    def is_ours(self) -> bool:
         """Whether this package wrote the value: its token has our form."""
         return len(self.token) == TOKEN_LENGTH and self.token[2 * _BASE_BYTES] == "."
 

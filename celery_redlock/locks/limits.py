@@ -92,14 +92,15 @@ class Waits(NamedTuple):
     Attributes:
         wanted: What it waits for.
         rank: µs since 1970 when it was published.
-        waits_on: Whether it waits on when its countdown ends and its lock is held.
+        stays_after_countdown: Whether it waits on when its countdown ends and its lock
+            is held.
         backlog: The key in whose backlog it is; ``""``: in none.
         margin: Seconds for which it keeps its place there after its countdown.
     """
 
     wanted: Wanted
     rank: int
-    waits_on: bool
+    stays_after_countdown: bool
     backlog: str = ""
     margin: float = 10.0
 

@@ -290,7 +290,7 @@ class NodeReport:
 def holder_in(value: str) -> Holder | None:
     """Return the holder in the value of a lock; None if it is of another program."""
     holder = Holder.parse(value)
-    return holder if holder.is_readable else None
+    return holder if holder.is_ours else None
 
 
 def lock_holder(value: str) -> Holder:

@@ -232,7 +232,7 @@ class PolicyOptions(UniqueOptions):
         return self.in_order or (self.is_limited and comes_back)
 
     @cached_property
-    def waits_on(self) -> bool:
+    def stays_after_countdown(self) -> bool:
         """Whether a refused call waits on when its countdown ends and its lock is held.
 
         The policy would answer the same, and need not be asked.

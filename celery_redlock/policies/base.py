@@ -158,7 +158,7 @@ class Outage(Situation):
 
 
 class DecidedCall(Protocol):
-    """A call that waits for a decision; the package ``task`` provides it.
+    """A call about which a policy has decided; the package ``task`` provides it.
 
     A decision performs itself by one of the methods, and returns what that returns:
     at publishing the ``AsyncResult``, for a loss the result of the body, in a worker

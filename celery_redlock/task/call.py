@@ -18,7 +18,7 @@ from celery_redlock.locks.lease import family_of
 from celery_redlock.options.broker import is_broadcast
 from celery_redlock.task.header import TaskHeader, extract, note_published_at
 from celery_redlock.task.message import as_received
-from celery_redlock.task.publishing import end_entries
+from celery_redlock.task.publishing import end_place_and_claim
 from celery_redlock.task.results import has_ended
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Call:
             )
             options = runtime.options(task)
         except BaseException:
-            end_entries(task.app, header, request.id, task.name)
+            end_place_and_claim(task.app, header, request.id, task.name)
             raise
         if options.task.is_claimed and not header.claim:
             header = header._replace(claim=key)  # the project has replaced the headers
@@ -151,7 +151,7 @@ class Call:
             keep=keep,
         )
 
-    def has_ended(self, task_id: str) -> bool:
+    def other_has_ended(self, task_id: str) -> bool:
         """Tell whether a stored result says that another call of the task has ended.
 
         Where this call keeps no result, or it cannot be read, the answer is no.

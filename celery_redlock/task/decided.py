@@ -159,7 +159,9 @@ class DecidedConflict:
             backlog = self.conflict.held_key
             self.line.keep_place(backlog, countdown)
         wanted = Wanted(call.key, call.limits)
-        return waits_of(wanted, waits_on=task.waits_on, backlog=backlog)
+        return waits_of(
+            wanted, stays_after_countdown=task.stays_after_countdown, backlog=backlog
+        )
 
     def _end(self) -> DuplicateTask:
         self.line.withdraw()

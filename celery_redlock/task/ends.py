@@ -136,9 +136,8 @@ def end_as_revoked(call: Call, error: Exception, **facts: Any) -> Ignore:
 def drop_if_finished(call: Call) -> None:
     """End this copy if another copy with the same id has finished.
 
-    While another process may send the body of its chord, the copy comes back later:
-    if that process was killed, the copy sends it. A copy that comes back does not
-    run.
+    It is dropped, or republished while another process may send the body of its chord:
+    if that process was killed, the copy sends it. A copy that comes back does not run.
     """
     if not (call.header.ended or _has_finished(call)):
         return
@@ -155,7 +154,7 @@ def drop_if_finished(call: Call) -> None:
     raise Ignore(f"{call} has finished already")
 
 
-def drop_if_expired(call: Call) -> None:
+def revoke_if_expired(call: Call) -> None:
     """End a call that has expired while it waited, or a copy that has.
 
     The worker's main process looks before a call begins, and leaves copies to this.
@@ -165,7 +164,7 @@ def drop_if_expired(call: Call) -> None:
         raise end_as_revoked(call, TaskRevokedError("expired"), expired=True)
 
 
-def drop_if_sent_twice(call: Call) -> None:
+def revoke_if_sent_twice(call: Call) -> None:
     """End the second of two messages that beat has sent for one slot.
 
     Where the latest call runs, the first message may end in favour of this one while
@@ -238,7 +237,10 @@ def _stores_errors(call: Call) -> bool:
 
 
 def _try_to_count(call: Call) -> float:
-    """Return what `_count_in_chord` returns; after an error, when to try again."""
+    """Count a call in its chord; return after how many seconds to try again, or 0.
+
+    See `_count_in_chord`. An error is logged, and means to try again.
+    """
     try:
         return _count_in_chord(call)
     except Exception:
@@ -249,7 +251,7 @@ def _try_to_count(call: Call) -> float:
 
 
 def _count_in_chord(call: Call) -> float:
-    """Tell the chord of a call that the call has ended, if its process did not.
+    """Count an ended call in its chord, if its process was killed before it did.
 
     Celery stores a result first and counts it afterwards. A process can be killed
     between the two steps. And a revocation stores REVOKED at once, but leaves it to
@@ -277,7 +279,7 @@ def _count_in_chord(call: Call) -> float:
     return float(max(0, backend.client.ttl(claim)) + 1)
 
 
-def body_is_owed(backend: Any, group: str) -> bool:
+def chord_body_is_owed(backend: Any, group: str) -> bool:
     """Tell whether a process has reserved the body of a chord, and has not sent it.
 
     That process may be gone. No other one sends the body while the reservation lasts.
@@ -330,7 +332,7 @@ def republish(
             drop_if_finished(call)
         elif _has_finished(call):  # its id was used before
             fresh = fresh._replace(again=True)
-        drop_if_expired(call)  # RabbitMQ would discard it, and no process see that
+        revoke_if_expired(call)  # RabbitMQ would discard it, and no process see that
         _note_retry(call, reason)
     app = call.task.app
     countdown = accepted_countdown(app, countdown)

@@ -108,11 +108,11 @@ from celery_redlock.task.decided import (
 )
 from celery_redlock.task.ends import (
     comes_back,
-    drop_if_expired,
     drop_if_finished,
-    drop_if_sent_twice,
     end_as_revoked,
     mark_as_begun,
+    revoke_if_expired,
+    revoke_if_sent_twice,
     wait_for_result,
 )
 from celery_redlock.task.header import HEADER
@@ -135,7 +135,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-_PATIENCE = 1.0  # seconds for which a call with split votes waits in its process
+_PATIENCE = 1.0  # seconds to try in this process before a call is republished
 _INTERRUPT_EVERY = 5.0  # seconds in which a body may tidy up before the next interrupt
 _LOOK_EVERY = 0.05  # seconds, where no body can be interrupted yet
 _OVER = (states.SUCCESS, states.IGNORED)
@@ -315,7 +315,8 @@ class Execution(TaskLock):
 
         Raises:
             celery.exceptions.Ignore, celery.exceptions.Retry: This copy of the call
-                has ended without a result of its own.
+                has ended: its result is stored (REVOKED, RETRY), or belongs to another
+                copy.
             DuplicateTask, QuorumUnreachable: The call was refused, and fails.
             LockLost: The lock was lost while the body ran.
             Exception: What the body raised.
@@ -381,10 +382,15 @@ class Execution(TaskLock):
         return lease
 
     def _try_until_decided(self) -> Lease | None:
+        """Return the lease; None: run without a lock. What ends the copy is raised.
+
+        What decides about a refusal returns for how many seconds to try again in this
+        process; 0: once; None: to run without the lock.
+        """
         if self.call.is_redelivered:
             drop_if_finished(self.call)
         if self.call.header.slot:
-            drop_if_sent_twice(self.call)
+            revoke_if_sent_twice(self.call)
         wait: float | None = 0.0
         while wait is not None:
             before = self._line.call_before()
@@ -394,7 +400,7 @@ class Execution(TaskLock):
             tried = before or self._try(wait)
             if not isinstance(tried, LockUnavailable):
                 self._end_outage()
-                if self._may_run() and self._holds(tried):
+                if self._check_after_grant() and self._holds(tried):
                     return tried
                 wait = 0.0
             elif isinstance(tried, LockHeld):
@@ -404,9 +410,9 @@ class Execution(TaskLock):
                 wait = self._when_unreachable(tried)
             else:
                 wait = self._wait_or_republish(tried)
-        if self.call.header.deferred:  # as in `_may_run`
+        if self.call.header.deferred:  # as in `_check_after_grant`
             drop_if_finished(self.call)
-        drop_if_expired(self.call)
+        revoke_if_expired(self.call)
         return None
 
     def _try(self, wait: float) -> Lease | LockUnavailable:
@@ -424,7 +430,7 @@ class Execution(TaskLock):
         refusal_log = self._runtime.refusal_log
         refusal_log.waits(self.call)
         try:
-            return self._interrupter.time_limited(wait)
+            return self._interrupter.with_soft_limits(wait)
         finally:
             refusal_log.waits_no_more(self.call)
 
@@ -447,8 +453,13 @@ class Execution(TaskLock):
 
     # -- it was granted its lock ------------------------------------------------------
 
-    def _may_run(self) -> bool:
-        """Tell whether the call runs under the lock that it has now, or tries again."""
+    def _check_after_grant(self) -> bool:
+        """Do what is due once the lock is granted; False: try again.
+
+        Raises:
+            celery.exceptions.Ignore, celery.exceptions.Retry: The call has expired, is
+                superseded, or was run by another copy.
+        """
         call = self.call
         if call.is_redelivered and (call.header.met_copy or self._has_waited):
             self._wait(lambda: wait_for_result(call))
@@ -457,7 +468,7 @@ class Execution(TaskLock):
             # then: its own message came back, and may have run before this one.
             drop_if_finished(call)
         if call.request.expires:
-            drop_if_expired(call)
+            revoke_if_expired(call)
         self._line.start()
         if call.header.slot and call.options.task.keeps == "latest":
             mark_as_begun(call)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.errors import LockHeld
-from celery_redlock.line.backlog import place_of_next
+from celery_redlock.line.backlog import place_of_newcomer
 from celery_redlock.line.claims import Claims, ExistingJob
 from celery_redlock.locks.failure import unreachable
 from celery_redlock.operations.inspect import node_status
@@ -189,14 +189,16 @@ def _executed(
         )
         return _step(options.on_backend_error(situation), situation, str(outage))
     if held is None:
-        place = place_of_next(redlock, call["key"]) if options.task.in_order else None
+        place = (
+            place_of_newcomer(redlock, call["key"]) if options.task.in_order else None
+        )
         if place is None or not place.before:
             return Step("run", goes_on=True, words="run")
         call["phase"] = "queued"
         text = "In order, other calls of the key are before it."
         held = LockHeld(text, key=call["key"])
     elif options.task.has_backlog and call["phase"] == "running":
-        place = place_of_next(redlock, held.held_key or call["key"])
+        place = place_of_newcomer(redlock, held.held_key or call["key"])
     else:
         place = None
     conflict = conflict_with(held, place=place, **call)

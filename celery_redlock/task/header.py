@@ -21,7 +21,8 @@ field            meaning                                            written by
                  its chord
 ``slot``         the tick of a beat schedule that the call is for   beat
 ``published``    µs since 1970 when the call was published first,   publisher or
-                 or else when it arrived                            main process
+                 or else when it arrived; with ``in_order`` its     main process
+                 number in the line, which may be later
 ``refused``      µs since 1970 when the call joined a backlog        the task
 ``next``         order of the successor register that the call has  the task
                  entered: "latest" or "first"
@@ -193,12 +194,16 @@ class TaskHeader(NamedTuple):
         """The wait of a refused call; None if the header says nothing of one."""
         if not self.waits:
             return None
-        key, limits, waits_on, backlog = self.waits
+        key, limits, stays_after_countdown, backlog = self.waits
         wanted = tuple(Limit(one, most, float(period)) for most, period, one in limits)
         if not self.line:
-            return Waits(Wanted(key, wanted), self.published, waits_on, backlog)
+            return Waits(
+                Wanted(key, wanted), self.published, stays_after_countdown, backlog
+            )
         in_order, (_, margin) = Wanted(key, wanted, in_order=True), self.line
-        return Waits(in_order, self.published, waits_on, backlog, float(margin))
+        return Waits(
+            in_order, self.published, stays_after_countdown, backlog, float(margin)
+        )
 
     @property
     def place(self) -> str:
@@ -256,7 +261,9 @@ def mint(
     return base
 
 
-def attach(headers: Mapping[str, Any] | None, published: int = 0) -> dict[str, Any]:
+def with_published(
+    headers: Mapping[str, Any] | None, published: int = 0
+) -> dict[str, Any]:
     """Return headers that say when the call was published first: now by default."""
     known = {"published": published or round(SYSTEM_CLOCK.wall() * 1e6)}
     return with_fields(headers, **known | _fields(headers))
@@ -269,11 +276,11 @@ def with_fields(headers: Mapping[str, Any] | None, **fields: Any) -> dict[str, A
 
 
 def waits_of(
-    wanted: Wanted, *, waits_on: bool = False, backlog: str = ""
+    wanted: Wanted, *, stays_after_countdown: bool = False, backlog: str = ""
 ) -> tuple[Any, ...]:
     """Return the field ``waits``, for what a call waits for."""
     limits = [[limit.most, limit.period, limit.key] for limit in wanted.limits]
-    return (wanted.key, limits, waits_on, backlog)
+    return (wanted.key, limits, stays_after_countdown, backlog)
 
 
 def extract(request: Context) -> TaskHeader:
@@ -281,7 +288,7 @@ def extract(request: Context) -> TaskHeader:
     fields = vars(request).pop(HEADER, None)
     headers = request.headers
     if headers and HEADER in headers:
-        request.headers = clean(headers)
+        request.headers = without_header(headers)
     return TaskHeader.read({HEADER: fields})
 
 
@@ -304,7 +311,7 @@ def was_received(headers: Mapping[str, Any] | None) -> bool:
     return "boot" in _fields(headers)
 
 
-def clean(headers: Mapping[str, Any]) -> dict[str, Any]:
+def without_header(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Return headers without the one of this package."""
     return {name: value for name, value in headers.items() if name != HEADER}
 

@@ -19,10 +19,10 @@ releasing the lock, and all that Celery does after the body, are out of reach. A
 that catches the error and goes on has to be interrupted again.
 
 In a pool's process Celery's soft time limit uses the same signal. It reaches the
-interruptible call as always, and a wait that is given to ``time_limited``. A limit that
-arrives while the lock is acquired takes effect after that. One that arrives when the
-body has ended, such as in a commit or a release, has no effect. When a task has ended
-in an error, or was republished, no limit has an effect until the next one begins.
+interruptible call as always, and a wait that is given to ``with_soft_limits``. A limit
+that arrives while the lock is acquired takes effect after that. One that arrives when
+the body has ended, such as in a commit or a release, has no effect. When a task has
+ended in an error, or was republished, no limit has an effect until the next one begins.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Interrupter:
         """Return the result of a body that can be interrupted until its end."""
         return _between(self._turn_on, call, self._turn_off)
 
-    def time_limited(self, wait: Callable[[], _T]) -> _T:
+    def with_soft_limits(self, wait: Callable[[], _T]) -> _T:
         """Call it and return its result. Time limits reach it, but no interrupt."""
         return wait()
 
@@ -217,7 +217,7 @@ class _BySignal(Interrupter):
         self.is_on = False
         _signal_handler.block()
 
-    def time_limited(self, wait: Callable[[], _T]) -> _T:
+    def with_soft_limits(self, wait: Callable[[], _T]) -> _T:
         return _between(_signal_handler.unblock, wait, _signal_handler.block)
 
     def interrupt(self, error: LockLost) -> bool:

@@ -112,7 +112,7 @@ class LineEntry:
         error = republish(call, reason, countdown, **header)
         pause = logged_pause(call, error, self._refusals)
         self._refusals += 1
-        self._interrupter.time_limited(lambda: SYSTEM_CLOCK.sleep(pause))
+        self._interrupter.with_soft_limits(lambda: SYSTEM_CLOCK.sleep(pause))
         return 0.0
 
     # -- the backlog ---------------------------------------------------------------
@@ -142,7 +142,7 @@ class LineEntry:
                 return outage.with_traceback(None)
             if place is None or not place.before:
                 break
-            if left and call.has_ended(place.first):
+            if left and call.other_has_ended(place.first):
                 leave_backlog(self._redlock, call.key, place.first, in_order=True)
                 continue
             return LockHeld(
@@ -269,7 +269,7 @@ class LineEntry:
             if reply.by is None or not reply.waits:
                 return reply
             if reply.by != ended:
-                if not call.has_ended(reply.by):
+                if not call.other_has_ended(reply.by):
                     return reply
                 ended = reply.by
                 continue

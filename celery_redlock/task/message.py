@@ -18,7 +18,7 @@ from kombu.serialization import registry
 from kombu.utils import json as kombu_json
 
 from celery_redlock.errors import FingerprintError
-from celery_redlock.task.header import clean
+from celery_redlock.task.header import without_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -163,7 +163,7 @@ def key_to_publish(
     args, kwargs = as_received(
         task, args or (), kwargs or {}, options.get("serializer")
     )
-    headers = clean(options.get("headers") or {})
+    headers = without_header(options.get("headers") or {})
     key: str = task.key_rule.key_of(
         args, kwargs, headers=headers, may_have_more=not task.typing
     )
@@ -175,7 +175,7 @@ def wanted_by_message(
 ) -> tuple[str, Limits]:
     """Return the key and the limits of a call from its message; or FingerprintError."""
     wanted: tuple[str, Limits] = task.key_rule.wanted_by(
-        args, kwargs, headers=clean(headers or {}), may_have_more=True
+        args, kwargs, headers=without_header(headers or {}), may_have_more=True
     )
     return wanted
 

@@ -102,7 +102,7 @@ class Claim:
         """Let the claim last for so many seconds from now, unless it was released."""
         self._claims.keep(self.key, self.task_id, seconds)
 
-    def belongs_to(self, key: str, task_id: str, task: Task, seconds: float) -> None:
+    def move_to(self, key: str, task_id: str, task: Task, seconds: float) -> None:
         """Move the claim to this key and job, if it was taken for another.
 
         A job without a key has no claim. If another job has claimed its key, that job
@@ -227,7 +227,7 @@ def _send_claimed(
     task = message.task
 
     def move_claim() -> None:
-        claim.belongs_to(message.key, message.id or claim.task_id, task, seconds)
+        claim.move_to(message.key, message.id or claim.task_id, task, seconds)
         message.headers.update(with_fields(message.headers, claim=claim.key))
 
     message.when_made.append(move_claim)
@@ -423,7 +423,9 @@ def release_claim(runtime: Runtime, key: str, task_id: str, task: str) -> None:
         runtime.watchdog.resend_releases()
 
 
-def end_entries(app: Celery, header: TaskHeader, task_id: str, task: str) -> None:
+def end_place_and_claim(
+    app: Celery, header: TaskHeader, task_id: str, task: str
+) -> None:
     """Leave the backlog and release the claim of a message: its call never begins."""
     if header.place:
         runtime, in_order = runtime_of(app), bool(header.line)
@@ -439,7 +441,7 @@ def _end_entries_of_message(sender: Any, message: Any, **_: object) -> None:
     task_id, task = headers.get("id"), headers.get("task")
     if is_id(task_id):
         header = TaskHeader.read(headers)
-        end_entries(sender.app, header, str(task_id), str(task or ""))
+        end_place_and_claim(sender.app, header, str(task_id), str(task or ""))
 
 
 celery_signals.beat_init.connect(_when_beat_begins, weak=False)

@@ -60,10 +60,10 @@ from celery_redlock.options.broker import (
     retries_lost,
 )
 from celery_redlock.scripts.keys import shown
-from celery_redlock.task.ends import EndedAsRevoked, body_is_owed
+from celery_redlock.task.ends import EndedAsRevoked, chord_body_is_owed
 from celery_redlock.task.header import TaskHeader, fault_of, mint
 from celery_redlock.task.message import wanted_by_message
-from celery_redlock.task.publishing import end_entries, release_claim
+from celery_redlock.task.publishing import end_place_and_claim, release_claim
 from celery_redlock.task.results import stored_result
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class RedlockRequest(Request):
         Then all members were counted. If it is gone, the chord would wait for ever.
         """
         try:
-            return body_is_owed(self.task.backend, self._context.group)
+            return chord_body_is_owed(self.task.backend, self._context.group)
         except Exception:
             # Each backend has errors of its own, and this is the main process.
             log.exception("The chord of %s was not looked at.", self.humaninfo())
@@ -369,7 +369,7 @@ class RedlockRequest(Request):
         """End place, claim and candidate of a call that does not come back."""
         header = self._redlock_header
         try:
-            end_entries(self.app, header, self.id, self.task.name)
+            end_place_and_claim(self.app, header, self.id, self.task.name)
             runtime, options = runtime_of(self.app), self.task.lock_options
             looks_for_claim = not header.claim and options.is_claimed
             if not (looks_for_claim or options.registers_successors):

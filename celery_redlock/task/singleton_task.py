@@ -63,11 +63,11 @@ from celery_redlock.task.ends import end_refused
 from celery_redlock.task.execution import Execution, State, TaskLock, running
 from celery_redlock.task.header import (
     TaskHeader,
-    attach,
-    clean,
     published_at,
     was_received,
     with_fields,
+    with_published,
+    without_header,
 )
 from celery_redlock.task.message import SentMessage, as_received, key_to_publish
 from celery_redlock.task.publishing import (
@@ -519,10 +519,10 @@ class SingletonTask(_Base[P, R]):
         signature = super().signature_from_request(request, *args, **kwargs)
         options, ours = signature.options, self.lock_options
         if options.get("headers"):
-            options["headers"] = clean(options["headers"])
+            options["headers"] = without_header(options["headers"])
         has_order = ours and (ours.registers_successors or ours.in_order)
         if has_order and (published := published_at(request)):
-            options["headers"] = attach(options.get("headers"), published)
+            options["headers"] = with_published(options.get("headers"), published)
         return signature
 
 
@@ -548,14 +548,16 @@ def _in_thread(send: Callable[[], Any]) -> Any:
 def _publish(
     task: Task, send: Callable[..., Any], args: Any, kwargs: Any, options: Any
 ) -> Any:
-    """Publish a call with these arguments of ``apply_async``, which is ``send``."""
+    """Publish a call: ``send`` is the ``apply_async`` to call, with these arguments."""
     can_raise = not options.pop(_AFTER_COMMIT, False)
     if task.lock_options is None:
         return send(args, kwargs, **options)
     if task_id := options.get("task_id"):
         check_id(task_id)
     if was_received(headers := options.get("headers")):
-        options["headers"] = clean(headers)  # it is about the call that publishes this
+        options["headers"] = without_header(
+            headers
+        )  # it is about the call that publishes this
     try:
         key = key_to_publish(task, args, kwargs, options)
     except FingerprintError:
@@ -566,7 +568,7 @@ def _publish(
     send = functools.partial(_sent, task, send, args, kwargs)
     send = functools.partial(message.send, send)
     if task.lock_options.registers_successors:
-        options["headers"] = attach(options.get("headers"))
+        options["headers"] = with_published(options.get("headers"))
         send = functools.partial(send_announced, message, send)
     elif task.lock_options.in_order:
         send = functools.partial(send_in_order, message, send)

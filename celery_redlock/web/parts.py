@@ -131,7 +131,7 @@ def _rows_of(seen: Scan, *, everything: bool) -> list[list[SeenHolder]]:
     rows: defaultdict[tuple[object, ...], list[SeenHolder]] = defaultdict(list)
     for lock in found:
         of_one_holder = lock.holder.token, lock.is_held
-        rows[of_one_holder if lock.holder.is_readable else (lock.key,)].append(lock)
+        rows[of_one_holder if lock.holder.is_ours else (lock.key,)].append(lock)
     for row in rows.values():
         row.sort(key=lambda lock: (lock.holder.is_kept, lock.key))
     return sorted(rows.values(), key=lambda row: row[0].holder.started or math.inf)
@@ -181,7 +181,7 @@ def _holder_row(locks: Sequence[SeenHolder], nodes: int, style: PageStyle) -> Ht
     cells = [
         tag("th", _each_on_a_line(keys), scope="row", class_="key"),
         _cell("Task", holder.task, holder.task_id)
-        if holder.is_readable
+        if holder.is_ours
         else _cell("Task", UNREADABLE, ""),
         _cell("Holder", holder.host, f"pid\xa0{holder.pid}" if holder.pid else ""),
         _cell("Age", "", "")

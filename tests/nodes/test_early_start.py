@@ -47,7 +47,7 @@ class Loop:
         self.requests[task_id] = request
         return self.starts.add(
             request,
-            Waits(wanted, rank, waits_on=True),
+            Waits(wanted, rank, stays_after_countdown=True),
             at=self.starts._clock.monotonic() + after,  # noqa: SLF001
             start=lambda: self.started.append(task_id),
         )

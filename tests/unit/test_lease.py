@@ -75,7 +75,7 @@ def test_bases_in_a_body_are_of_its_family() -> None:
 
     assert len(minted) == 1000
     assert {family_of(each) for each in minted} == {family_of(base)}
-    assert all(Holder(new_token(each)).is_readable for each in minted)
+    assert all(Holder(new_token(each)).is_ours for each in minted)
     assert family_of(new_base()) != family_of(base)
 
 

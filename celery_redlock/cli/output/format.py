@@ -183,7 +183,7 @@ def lock_row(lock: SeenHolder, *, nodes: int) -> Row:
     together = f" with {' and '.join(others)}" if others else ""
     return [
         keys_text(lock.key) + together + (f" ({permit})" if permit else ""),
-        (holder.task or "–") if holder.is_readable else MoodText(UNREADABLE, "warning"),
+        (holder.task or "–") if holder.is_ours else MoodText(UNREADABLE, "warning"),
         holder.task_id or "–",
         holder.host or "–",
         str(holder.pid or "–"),

@@ -14,7 +14,7 @@ from celery_redlock.line.backlog import (
     leave_backlog,
     note_run,
     number_in_backlog,
-    place_of_next,
+    place_of_newcomer,
 )
 from celery_redlock.testing import FakeNodes
 from tests.unit.lock.support import asked
@@ -37,7 +37,7 @@ def test_call_learns_its_place_and_how_long_runs_take(redlock: Redlock) -> None:
     note_run(redlock, "k", 0.25)
 
     assert join(redlock, "b", NOW + 1) == Place(1, 2, 0.25)
-    assert place_of_next(redlock, "k") == Place(2, 3, 0.25)
+    assert place_of_newcomer(redlock, "k") == Place(2, 3, 0.25)
 
     leave_backlog(redlock, "k", "a")
     assert join(redlock, "b", NOW + 1) == Place(0, 1, 0.25)
@@ -51,9 +51,9 @@ def test_backlogs_of_keys_are_apart(redlock: Redlock) -> None:
 
     leave_backlog(redlock, "k\nother", "both")
 
-    assert place_of_next(redlock, "k") == Place(0, 1, 2.0)
-    assert place_of_next(redlock, "other") == Place(0, 1, 2.0)
-    assert place_of_next(redlock, "third") == Place(0, 1, 0.0)
+    assert place_of_newcomer(redlock, "k") == Place(0, 1, 2.0)
+    assert place_of_newcomer(redlock, "other") == Place(0, 1, 2.0)
+    assert place_of_newcomer(redlock, "third") == Place(0, 1, 0.0)
 
 
 def test_median_of_the_nodes_counts(site: Site) -> None:
@@ -74,7 +74,7 @@ def test_nodes_that_do_not_answer_are_left_out(site: Site) -> None:
 
     site.nodes.partition(4)
     assert join(site.redlock, "c", NOW + 2) is None
-    assert place_of_next(site.redlock, "k") is None
+    assert place_of_newcomer(site.redlock, "k") is None
 
 
 def test_key_of_another_type_means_no_place(site: Site) -> None:

@@ -474,7 +474,7 @@ def test_jobs_that_wait_for_a_permit_are_retried(options: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("on_conflict", "waits_on"),
+    ("on_conflict", "stays_after_countdown"),
     [
         ("retry", True),
         (Retry(7), True),
@@ -483,12 +483,14 @@ def test_jobs_that_wait_for_a_permit_are_retried(options: dict[str, Any]) -> Non
     ],
 )
 def test_only_a_retry_need_not_be_asked_again(
-    on_conflict: Any, *, waits_on: bool
+    on_conflict: Any, *, stays_after_countdown: bool
 ) -> None:
     """A callable may decide otherwise the next time, and an order may have changed."""
     options = LockOptions(on_conflict=on_conflict)
 
-    assert options.resolve(settings()).task.waits_on is waits_on
+    assert (
+        options.resolve(settings()).task.stays_after_countdown is stays_after_countdown
+    )
 
 
 def test_duplicate_is_skipped_where_every_key_has_one_holder() -> None:

@@ -17,7 +17,7 @@ from celery_redlock.line.backlog import (
     Place,
     join_backlog,
     note_run,
-    place_of_next,
+    place_of_newcomer,
 )
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit
@@ -247,7 +247,7 @@ def full(worker: Worker, permits: int = 2) -> Iterator[None]:
 
 def waiting(worker: Worker) -> int:
     """Return how many calls are in the backlog."""
-    place = place_of_next(worker.rival, KEY)
+    place = place_of_newcomer(worker.rival, KEY)
     assert place is not None
     return place.before
 
@@ -286,7 +286,7 @@ def test_run_leaves_the_backlog_and_tells_how_long_it_took(worker: Worker) -> No
 
     assert worker.run(task, id=refused.id).state == states.SUCCESS
 
-    place = place_of_next(worker.rival, KEY)
+    place = place_of_newcomer(worker.rival, KEY)
     assert place is not None
     assert place.before == 0
     assert place.run_time > 0

@@ -495,7 +495,7 @@ def test_app_without_a_result_backend_is_no_error(
 
     call = Call.of(task, task.request, (), {})
 
-    assert not call.has_ended(worker.call_id)
+    assert not call.other_has_ended(worker.call_id)
     assert [r for r in caplog.records if r.name == "celery_redlock.task.results"] == []
 
 

@@ -11,7 +11,7 @@ from celery import Task, signals, states
 from celery.exceptions import Ignore, Reject
 
 from celery_redlock import current_lease
-from celery_redlock.line.backlog import place_of_next
+from celery_redlock.line.backlog import place_of_newcomer
 from celery_redlock.task.header import mint
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def test_hook_that_ends_a_call_before_its_lock_is_asked_for_ends_its_entries(
     worker.run(claimed, 0, id=first.id)
     worker.run(followed, 0, id=second.id)
 
-    place = place_of_next(worker.rival, "k:0")
+    place = place_of_newcomer(worker.rival, "k:0")
     assert place is not None
     assert list(worker.claims()) == [first.id] * (not is_over)
     assert place.before == (not is_over)
@@ -152,7 +152,7 @@ def test_retry_of_a_hook_keeps_the_claim_and_gives_up_its_place(worker: Worker) 
 
     assert worker.run(job, 0, id=first.id).stored == states.RETRY
 
-    place = place_of_next(worker.rival, "k:0")
+    place = place_of_newcomer(worker.rival, "k:0")
     assert place is not None
     assert place.before == 0
     assert list(worker.claims()) == [first.id]

@@ -50,7 +50,7 @@ def test_interrupt_does_not_reach_a_wait() -> None:
     guard = interrupter()
 
     with guard:
-        assert guard.time_limited(lambda: guard.interrupt(LOST)) is False
+        assert guard.with_soft_limits(lambda: guard.interrupt(LOST)) is False
 
     assert sum(range(1000)) == 499500
 
@@ -202,8 +202,8 @@ def test_child_gets_its_soft_limit_in_a_wait_but_no_interrupt() -> None:
         with guard:
             guard.interruptible(lambda: None)
             _signal_handler.send(guard, LockLost("late"))
-            guard.time_limited(lambda: print("waits"))
-            guard.time_limited(limit)
+            guard.with_soft_limits(lambda: print("waits"))
+            guard.with_soft_limits(limit)
         """
     )
 

@@ -35,7 +35,7 @@ from kombu.exceptions import OperationalError
 import celery_redlock.operations.scan  # noqa: F401
 from celery_redlock import DuplicateTask
 from celery_redlock.basics import process
-from celery_redlock.line.backlog import join_backlog, place_of_next
+from celery_redlock.line.backlog import join_backlog, place_of_newcomer
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder, family_of
 from celery_redlock.locks.limits import Limit, Waits, Wanted
@@ -78,13 +78,13 @@ def test_main_process_learns_what_a_refused_call_waits_for(
     """The key and its limits, and since when the call waits, by its publishing."""
     wanted = Wanted("k", limits)
     headers = TaskHeader(
-        published=7, waits=waits_of(wanted, waits_on=True, backlog="b")
+        published=7, waits=waits_of(wanted, stays_after_countdown=True, backlog="b")
     ).for_next_copy()
 
     received = json.loads(json.dumps(headers))
 
     assert TaskHeader.read(received).wait == Waits(
-        wanted, 7, waits_on=True, backlog="b"
+        wanted, 7, stays_after_countdown=True, backlog="b"
     )
 
 
@@ -530,7 +530,7 @@ def test_killed_child_ends_the_entries_of_a_job_that_does_not_come_back(
     request.on_failure(failure(WorkerLostError("gone")))
 
     assert list(worker.claims("k")) == [worker.call_id] * late
-    place = place_of_next(worker.rival, "k")
+    place = place_of_newcomer(worker.rival, "k")
     assert place is not None
     assert place.before == late
 
@@ -593,7 +593,7 @@ def test_place_in_the_line_ends_with_the_call(
             request._announce_revoked("terminated", True, "9", False)  # noqa: FBT003, SLF001  (Celery's)
         request.on_failure(failure(Terminated(9)))
 
-    place = place_of_next(worker.rival, "k")
+    place = place_of_newcomer(worker.rival, "k")
     assert place is not None
     assert place.before == place_is_kept
 
@@ -615,7 +615,7 @@ def test_place_in_the_line_of_a_call_that_succeeded_ends(
 
     request.on_failure(failure(WorkerLostError("gone")))
 
-    place = place_of_next(worker.rival, "k")
+    place = place_of_newcomer(worker.rival, "k")
     assert place is not None
     assert place.before == 0
 
@@ -684,7 +684,7 @@ def test_lost_call_without_a_retry_left_ends_its_entries(
     request.on_failure(failure(WorkerLostError("gone")))
 
     assert worker.claims(KEY) == {}
-    place = place_of_next(worker.rival, KEY)
+    place = place_of_newcomer(worker.rival, KEY)
     assert place is not None
     assert place.before == 0
 
@@ -708,7 +708,7 @@ def test_lost_call_whose_retry_cannot_be_sent_waits_only_if_it_comes_back(
     monkeypatch.setattr(worker.app, "send_task", refuse)
     request.on_failure(failure(WorkerLostError("gone")))
 
-    place = place_of_next(worker.rival, KEY)
+    place = place_of_newcomer(worker.rival, KEY)
     assert place is not None
     assert place.before == late
 
