@@ -200,15 +200,12 @@ def wait_for_result(call: Call) -> None:
     """
     if not (call.keeps_result() and can_be_read(call.task)):
         return
-    awaited = states.READY_STATES
-    if call.request.retries:  # its parent has ended with RETRY
-        awaited |= {states.RETRY}
     clock = call.runtime.redlock.clock
     patience = _STORED_WITHIN if call.header.met_copy else _MAY_BE_STORED_WITHIN
     if not call.options.task.renew:
         patience = min(patience, call.options.ttl / 2)
     give_up_at = clock.monotonic() + patience
-    while stored_result(call.task, call.id).get("status") not in awaited:
+    while stored_result(call.task, call.id).get("status") not in states.READY_STATES:
         if clock.monotonic() > give_up_at:
             return
         clock.sleep(_LOOK_EVERY)

@@ -325,6 +325,20 @@ def test_copy_that_has_waited_beside_the_first_one_looks_for_its_result(
     )
 
 
+def test_copy_of_a_retry_waits_for_the_result_of_the_first_one(worker: Worker) -> None:
+    """It has met that, so the RETRY that is stored is of the attempt before."""
+    task, clock = worker.leased_job(), worker.nodes.clock
+    assert isinstance(clock, FakeClock)
+    task.backend.mark_as_retry(worker.call_id, ValueError("not yet"))
+    store = partial(task.backend.store_result, worker.call_id)
+    clock.at(0.3, lambda: store("the first one", states.SUCCESS))
+    header = {"deferred": 1, "redelivered": True, "met_copy": True}
+
+    run = worker.redeliver(task, id=worker.call_id, retries=1, redlock=header)
+
+    assert (run.state, run.result) == (states.IGNORED, "the first one")
+
+
 def test_copy_does_not_wait_for_a_result_until_its_own_lock_has_ended(
     worker: Worker,
 ) -> None:

@@ -19,7 +19,7 @@ from celery_redlock.basics import process
 from celery_redlock.locks.lease import LeaseState
 from celery_redlock.policies import DecidedCall, LossDecision
 from celery_redlock.signals import lock_acquired, lock_heartbeat
-from celery_redlock.task import execution
+from celery_redlock.task import ends, execution
 from celery_redlock.task.execution import running
 from celery_redlock.testing import SignalRecorder
 from tests.harness.waiting import until
@@ -129,16 +129,16 @@ def test_decision_about_a_loss_may_end_the_call_as_revoked(live: Worker) -> None
 
 @pytest.mark.parametrize("on_lock_lost", ["abort", "retry", "warn"])
 def test_lock_lost_before_the_body_begins_is_taken_again(
-    live: Worker, on_lock_lost: str
+    live: Worker, on_lock_lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copy of a killed call waits under its lock, and loses it meanwhile."""
+    monkeypatch.setattr(ends, "_STORED_WITHIN", 2.0)  # seconds of this wait
     locks: list[Lease] = []
 
     def lose(lease: Lease) -> None:
         live.nodes.partition()
         until(lambda: not lease.is_valid())
         live.nodes.heal()
-        job.backend.mark_as_retry(live.call_id, LockLost())  # what the copy waits for
 
     @live.task(on_lock_lost=on_lock_lost, ttl=0.3)
     def job() -> int:
