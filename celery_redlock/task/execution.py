@@ -307,8 +307,14 @@ class Execution(TaskLock):
         return family_of(self._base)
 
     def is_of(self, task: Task, request: Context) -> bool:
-        """Tell whether this is the execution of that request."""
-        return self.call.task is task and bool(self.call.id == request.id)
+        """Tell whether this is the execution of that request, or of a copy of it.
+
+        Celery copies it for each call of the body. A step that is applied under the
+        same id has another message.
+        """
+        own = self.call.request
+        is_same = own.id == request.id and own.delivery_info is request.delivery_info
+        return self.call.task is task and bool(is_same)
 
     def run(self, body: Callable[[], _T]) -> _T:
         """Run the body of the call under its lock, and return its result.

@@ -337,6 +337,24 @@ def test_nested_apply_of_the_same_key_is_reentrant(worker: Worker) -> None:
     assert worker.run(outer).result is True
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_nested_apply_under_the_id_of_the_call_has_the_lock_of_its_key(
+    worker: Worker, number: int
+) -> None:
+    """The id does not make it the same call: its arguments do."""
+    worker.app.conf.redlock_eager = True
+
+    @worker.task(key="k:{n}", bind=True)
+    def job(self: Any, n: int, steps: int = 1) -> str:
+        if steps:
+            nested = self.apply((number, steps - 1), task_id=self.request.id)
+            return str(nested.get(disable_sync_subtasks=False))
+        lease = current_lease()
+        return lease.key if lease else ""
+
+    assert worker.run(job, 0).result == f"k:{number}"
+
+
 @pytest.mark.parametrize("name", ["job", "step"])
 def test_step_under_the_id_of_the_call_leaves_its_lock(
     worker: Worker, name: str
