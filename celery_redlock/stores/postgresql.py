@@ -102,9 +102,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # For the session. In a transaction, a lock of rows or names is waited for this long.
+# The server ends the transaction of a process that is paused between its round trips:
+# else what it has locked would be taken for as long as its connection lives.
 # The plan of a statement is made once, for a table of any size: each row by the index.
 _SESSION = (
     "SELECT set_config('lock_timeout', '200', false), "
+    "set_config('idle_in_transaction_session_timeout', '5000', false), "
     "set_config('default_transaction_isolation', 'read committed', false), "
     "set_config('plan_cache_mode', 'force_generic_plan', false), "
     "set_config('enable_seqscan', 'off', false), "
@@ -179,6 +182,10 @@ _STANDBY_WAIT = "SyncRepWaitForLSN"  # PostgreSQL's function that waits for stan
 _ALONE = (
     "has committed without its synchronous standby, since the wait for that was "
     "cancelled (pg_cancel_backend); end what cancels it"
+)
+_IN_USE = (
+    "another client is about to change this key; if its process is paused, the server "
+    "ends its transaction after 5 s"
 )
 _TRANSACTION_MODE = (
     "goes through a pooler in transaction mode; use session mode, or the address of "
@@ -329,7 +336,10 @@ class PostgreSQL:
             yield from self._roll_back()
             if self._connection.closed:
                 raise StoreError(f"lost its connection: {_reason(error)}") from None
-            return [ErrorReply(f"ERR {_reason(error)}") for _ in commands]
+            if len(commands) > 1:
+                return (yield from self._each_alone(commands))
+            reason = _reason(error)
+            return [ErrorReply(f"ERR {reason}{_remedy(reason)}")]
         if self._cancelled:
             raise StoreError(_ALONE)
         return replies
@@ -342,14 +352,18 @@ class PostgreSQL:
             if done is not None:
                 return done
             return (yield from self._attempt(commands, needs))
-        except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
+        except (errors.LockNotAvailable, errors.DeadlockDetected):
             yield from self._roll_back()
             if len(commands) == 1:
-                return [(yield from self._blocked(commands[0], needs, error))]
-            replies = []
-            for one in commands:  # one of them hinders the others
-                replies += yield from self.running([one])
-            return replies
+                return [(yield from self._blocked(commands[0], needs))]
+            return (yield from self._each_alone(commands))
+
+    def _each_alone(self, commands: Sequence[Command]) -> Waits[list[Any]]:
+        """Run commands that cannot run together: one of them hinders the others."""
+        replies = []
+        for one in commands:
+            replies += yield from self.running([one])
+        return replies
 
     def _run_assumed(
         self, commands: Sequence[Command], needs: Needs
@@ -430,7 +444,7 @@ class PostgreSQL:
         replies = [run(command, keys) for command in commands]
         if is_read:
             if keys.changes or keys.is_changed:
-                raise errors.LockNotAvailable
+                raise errors.LockNotAvailable(_IN_USE)
             return replies
         keys.finish()
         if not keys.changes and not keys.is_changed:
@@ -474,7 +488,7 @@ class PostgreSQL:
         keys.enter(needs.names, cells, parts)
         return keys
 
-    def _blocked(self, command: Command, needs: Needs, error: Exception) -> Waits[Any]:
+    def _blocked(self, command: Command, needs: Needs) -> Waits[Any]:
         """Reply to a script that another transaction hinders.
 
         A transaction that has called ``Lease.ensure`` keeps its lock, also past the end
@@ -482,7 +496,7 @@ class PostgreSQL:
         """
         try:
             replies = yield from self._attempt([command], needs, sees_ended=True)
-        except errors.LockNotAvailable:
+        except errors.LockNotAvailable as error:  # in reading, too: it is the table
             reason = _reason(error)
             return ErrorReply(f"BUSY {reason}{_remedy(reason)}")
         return replies[0]
@@ -843,6 +857,9 @@ _REMEDIES = {
     "lock timeout": (
         f"another transaction has locked the table {TABLE}, as migrations and VACUUM "
         "FULL do: wait for its end, or end it"
+    ),
+    "index row size": (
+        "use a shorter key, of at most 2,500 bytes here, such as a hash of the text"
     ),
     "row-level security": (
         f"ALTER TABLE {TABLE} DISABLE ROW LEVEL SECURITY, or ALTER ROLE … BYPASSRLS: "

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.scripts import FREE, GRANTED, TAKEN
 from celery_redlock.stores import postgresql, postgresql_memory
 from celery_redlock.stores.postgresql import PostgreSQL as Store
@@ -209,6 +210,17 @@ def test_locks_of_a_process_are_renewed_in_one_round_trip(site: Site) -> None:
     ).fetchone()
     assert ends is not None
     assert ends[0] * 1000 > site.now_us() + 30_000_000
+
+
+def test_command_that_the_server_refuses_leaves_the_others_alone(site: Site) -> None:
+    """It may be that of another thread: of a key that is too long for an index."""
+    long = secrets.token_hex(4000).encode()  # in random text, which is not compressed
+    names = [b"a", long, b"b"]
+    replies = site.ours.run([site.acquire(name, b"t") for name in names])
+
+    assert [reply[0] for reply in (replies[0], replies[2])] == [GRANTED] * 2
+    assert isinstance(replies[1], ErrorReply)
+    assert "use a shorter key" in str(replies[1])
 
 
 def test_script_of_a_renewal_runs_once(
