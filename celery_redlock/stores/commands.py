@@ -13,13 +13,13 @@ from celery_redlock.basics.glob import head_of
 from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.scripts import ALL_SCRIPTS, RELEASE, Script
 from celery_redlock.scripts.host import run as run_script
+from celery_redlock.stores.needs import Needs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from celery_redlock.stores.connection import Command
     from celery_redlock.stores.keyspace import Loader, StoreKeyspace
-    from celery_redlock.stores.needs import Needs
 
 _EVAL = b"EVALSHA", b"EVAL"
 _SCRIPTS = {text.encode(): it for it in ALL_SCRIPTS for text in (it.sha, it.source)}
@@ -31,8 +31,15 @@ _READS = (
 _WRITES = b"SET", b"DEL", b"HSET", b"HDEL", b"ZADD"
 
 
-def add_needs(needs: Needs, command: Command) -> None:
-    """Add what a command reads and changes."""
+def needs_of(commands: Iterable[Command]) -> Needs:
+    """Return what commands read and change."""
+    needs = Needs()
+    for command in commands:
+        _add_needs(needs, command)
+    return needs
+
+
+def _add_needs(needs: Needs, command: Command) -> None:
     verb, *words = command
     if script := _script_of(command):
         count = int(words[1])

@@ -33,16 +33,16 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.basics.text import is_port
 from celery_redlock.scripts.keyspace import STRING
-from celery_redlock.stores.commands import add_needs, run
+from celery_redlock.stores.commands import needs_of, run
 from celery_redlock.stores.connection import StoreError
 from celery_redlock.stores.keyspace import Cell, Loader, NotRemembered, StoreKeyspace
-from celery_redlock.stores.needs import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from celery_redlock.stores.connection import Command
     from celery_redlock.stores.keyspace import Changes
+    from celery_redlock.stores.needs import Needs
     from celery_redlock.stores.server_clock import ServerTime
 
 _TRIES, _TRIES_TOGETHER = 30, 3
@@ -107,9 +107,7 @@ class CompareAndSwapStore(Loader, Protocol):
         All in one transaction; but if they are too many for one, or meet changes of
         other clients again and again, in halves, one after the other.
         """
-        needs = Needs()
-        for command in commands:
-            add_needs(needs, command)
+        needs = needs_of(commands)
         if done := self._run_remembered(commands, needs):
             return done
         is_one = len(commands) == 1

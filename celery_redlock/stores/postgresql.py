@@ -2,16 +2,15 @@
 
 ::
 
-    the scripts run here, on what the connection assumes
-    lock what they need; if it is as assumed, write                      1 round trip
+    lock what the commands need; if it is as assumed, write              1 round trip
 
     BEGIN; lock what the scripts need; read the clock; read the rows     1st round trip
     the scripts run here
     DELETE, INSERT, NOTIFY; COMMIT                                       2nd
 
-The first way is for scripts that take, renew or release locks. It is enough where no
-other client competes, and where another one holds the lock. All else runs on the second
-way: what has turned out to be otherwise, too. See ``postgresql_memory``.
+The first way is for commands that take, renew or release one lock each. It is enough
+where no other client competes, and where another one holds the lock. All else runs on
+the second way: what has turned out to be otherwise, too. See ``postgresql_memory``.
 
 Locks are advisory ones of the transaction, by the hash of a name: two names with one
 hash cost a wait and nothing else. All are taken in one order, so that no two
@@ -63,7 +62,7 @@ from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.stores import postgresql_url
-from celery_redlock.stores.commands import add_needs, run
+from celery_redlock.stores.commands import needs_of, run
 from celery_redlock.stores.connection import (
     DROPPED,
     GRANT,
@@ -73,18 +72,16 @@ from celery_redlock.stores.connection import (
     readable,
 )
 from celery_redlock.stores.keyspace import Cell, Changes, NotRemembered, StoreKeyspace
-from celery_redlock.stores.needs import Needs
 from celery_redlock.stores.postgresql_memory import Memory
 from celery_redlock.stores.postgresql_statements import (
-    Changed,
     Statement,
     Statements,
     cells_of,
-    change,
-    changed,
     hash_of,
+    holder_of,
     listen_name,
     lock,
+    now_us_of,
     read,
     read_fields,
     write,
@@ -93,11 +90,15 @@ from celery_redlock.stores.postgresql_table import CREATE, TABLE
 from celery_redlock.stores.server_clock import ServerTime
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from psycopg.errors import Diagnostic
+    from psycopg.pq.abc import PGresult
 
     from celery_redlock.stores.connection import Command, Waits
+    from celery_redlock.stores.needs import Needs
+
+    _Way = Callable[[Sequence[Command]], Waits[list[Any]]]
 
 T = TypeVar("T")
 
@@ -323,11 +324,17 @@ class PostgreSQL:
 
     def running(self, commands: Sequence[Command]) -> Waits[list[Any]]:
         """Do what ``run`` does, and yield where it waits for the server."""
-        needs = Needs()
-        for command in commands:
-            add_needs(needs, command)
+        replies = yield from self._run_by(self._run_assumed, commands)
+        pairs = zip(commands, replies, strict=True)
+        if left := [command for command, reply in pairs if reply is None]:
+            others = iter((yield from self._run_by(self._attempt, left)))
+            replies = [next(others) if one is None else one for one in replies]
+        return replies
+
+    def _run_by(self, way: _Way, commands: Sequence[Command]) -> Waits[list[Any]]:
+        """Run commands in this way; each alone if one of them hinders the others."""
         try:
-            replies = yield from self._attempt_or_read(commands, needs)
+            replies = yield from way(commands)
         except errors.InvalidSqlStatementName as error:
             raise StoreError(_unusable(error)) from None
         except psycopg.Error as error:
@@ -337,98 +344,53 @@ class PostgreSQL:
             if self._connection.closed:
                 raise StoreError(f"lost its connection: {_reason(error)}") from None
             if len(commands) > 1:
-                return (yield from self._each_alone(commands))
+                replies = []
+                for one in commands:
+                    replies += yield from self.running([one])
+                return replies
+            if isinstance(error, (errors.LockNotAvailable, errors.DeadlockDetected)):
+                return (yield from self._run_by(self._read_blocked, commands))
             reason = _reason(error)
             return [ErrorReply(f"ERR {reason}{_remedy(reason)}")]
         if self._cancelled:
             raise StoreError(_ALONE)
         return replies
 
-    def _attempt_or_read(
-        self, commands: Sequence[Command], needs: Needs
-    ) -> Waits[list[Any]]:
-        try:
-            done = yield from self._run_assumed(commands, needs)
-            if done is not None:
-                return done
-            return (yield from self._attempt(commands, needs))
-        except (errors.LockNotAvailable, errors.DeadlockDetected):
-            yield from self._roll_back()
-            if len(commands) == 1:
-                return [(yield from self._blocked(commands[0], needs))]
-            return (yield from self._each_alone(commands))
+    def _run_assumed(self, commands: Sequence[Command]) -> Waits[list[Any]]:
+        """Do what is assumed to be right for commands: one round trip.
 
-    def _each_alone(self, commands: Sequence[Command]) -> Waits[list[Any]]:
-        """Run commands that cannot run together: one of them hinders the others."""
-        replies = []
-        for one in commands:
-            replies += yield from self.running([one])
-        return replies
-
-    def _run_assumed(
-        self, commands: Sequence[Command], needs: Needs
-    ) -> Waits[list[Any] | None]:
-        """Run on what is assumed, and write that if it is so: one round trip.
-
-        If it is not so, and a lock is asked for, the server returns what is there
-        instead. If the scripts change nothing there, that is their reply: another
-        client holds the lock. Else return None: nothing counts.
+        If it is not so, and a lock is asked for, the server returns it instead. If the
+        script changes nothing there, that is its reply: another client holds the lock.
+        None in place of a reply: nothing was done for this command.
         """
-        keys = self._memory.assume(needs, self._identifier)
-        if keys is None:
-            return None
-        replies = self._memory.repeat(commands, keys.changes)
-        if replies is None:
-            replies = []
-            try:
-                for command in commands:
-                    replies.append(run(command, keys))
-                    keys.note_counters(needs.stripes)
-            except NotRemembered:
-                return None
-        changes = keys.changes
-        if not keys.is_writable(needs):
-            return None
-        extends = self._memory.extends(changes)
-        if extends and not keys.is_timed:
-            self._memory.note_renewals(commands, replies, changes)
-        so = keys.as_sent(self._memory.place, self._process)
-        steps = [lock(needs), change(so, changes, extends=extends)]
+        plan = self._memory.plan(commands, self._process)
+        if plan is None:
+            return [None] * len(commands)
         sent_at = SYSTEM_CLOCK.monotonic()
         try:
-            *_, result = yield from self._statements.carry_out(steps)
+            results = yield from self._statements.carry_out(plan.statements)
         except errors.ReadOnlySqlTransaction:  # who changes nothing gets a reply
             yield from self._roll_back()
-            return None
-        done = changed(result, so)
-        self._told(done.now_us, done.place, done.process, sent_at)
-        if done.is_so:
-            self._memory.wrote(changes, needs)
-            yield from self._sweep()
-            is_whole = done.rows >= len(changes.wiped or changes.written)
-            return replies if is_whole else None  # not if an operator deletes rows
-        return self._run_read(commands, needs, done)
+            return [None] * len(commands)
+        replies = self._memory.done(plan, results, sent_at)
+        if replies == [None] and len(results) > 2 and results[2].ntuples:  # noqa: PLR2004
+            return [self._run_read(commands[0], results[2])]
+        yield from self._sweep()
+        return replies
 
-    def _run_read(
-        self, commands: Sequence[Command], needs: Needs, found: Changed
-    ) -> list[Any] | None:
-        """Run on the cells that were read; return None if that changes something."""
-        if found.cells is None:
-            return None
-        self._memory.read(needs, found.cells)
-        if not needs.rare.isdisjoint(cell.name for cell in found.cells):
-            return None  # of these, only the heads are known
-        keys = StoreKeyspace(
-            None,
-            replid=self._identifier + found.place,
-            time=ServerTime(found.now_us, found.now_us),
-        )
-        keys.enter(needs.names, found.cells, needs.states)
+    def _run_read(self, command: Command, found: PGresult) -> Any:
+        """Run on the holder that was read; return None if that changes something."""
+        lock, meta = command[3:5]
+        time = ServerTime(now_us_of(found), now_us_of(found))
+        replid = self._identifier + self._memory.place
+        keys = StoreKeyspace(None, replid=replid, time=time)
+        cells = [*self._memory.state(meta), holder_of(lock, found)]
+        keys.enter([lock], cells, [meta])
         try:
-            replies = [run(command, keys) for command in commands]
+            reply = run(command, keys)
         except NotRemembered:
             return None
-        return None if keys.changes else replies
+        return None if keys.changes else reply
 
     def _told(self, now_us: int, place: bytes, process: int, sent_at: float) -> None:
         """Note the facts that the server adds to each transaction."""
@@ -437,8 +399,9 @@ class PostgreSQL:
         self._memory.told(now_us, place, sent_at)
 
     def _attempt(
-        self, commands: Sequence[Command], needs: Needs, *, sees_ended: bool = False
+        self, commands: Sequence[Command], *, sees_ended: bool = False
     ) -> Waits[list[Any]]:
+        needs = needs_of(commands)
         is_read = needs.is_read or sees_ended
         keys = yield from self._begin(needs, is_read=is_read, sees_ended=sees_ended)
         replies = [run(command, keys) for command in commands]
@@ -452,6 +415,7 @@ class PostgreSQL:
             return replies
         steps = [*write(keys.changes), Statement("commit")]
         yield from self._statements.carry_out(steps)
+        self._memory.ran(commands, replies, needs)
         self._memory.wrote(keys.changes, needs)
         yield from self._sweep()
         return replies
@@ -462,7 +426,8 @@ class PostgreSQL:
         """Begin a transaction, and load what is needed: one round trip."""
         steps = [] if is_read else [Statement("begin")]
         if not is_read and (needs.shared or needs.exclusive):
-            steps.append(lock(needs))
+            late = needs.may_be_late
+            steps.append(lock(needs.locked, needs.shared, is_late=late))
         steps.append(Statement("now"))
         every = {**needs.fields, **needs.large}.items()
         parts = {name: fields for name, fields in every if name not in needs.names}
@@ -488,18 +453,17 @@ class PostgreSQL:
         keys.enter(needs.names, cells, parts)
         return keys
 
-    def _blocked(self, command: Command, needs: Needs) -> Waits[Any]:
+    def _read_blocked(self, commands: Sequence[Command]) -> Waits[list[Any]]:
         """Reply to a script that another transaction hinders.
 
         A transaction that has called ``Lease.ensure`` keeps its lock, also past the end
         of the ttl: who asks for it is told that it is held.
         """
         try:
-            replies = yield from self._attempt([command], needs, sees_ended=True)
+            return (yield from self._attempt(commands, sees_ended=True))
         except errors.LockNotAvailable as error:  # in reading, too: it is the table
             reason = _reason(error)
-            return ErrorReply(f"BUSY {reason}{_remedy(reason)}")
-        return replies[0]
+            return [ErrorReply(f"BUSY {reason}{_remedy(reason)}")]
 
     def _roll_back(self) -> Waits[None]:
         with contextlib.suppress(psycopg.Error):

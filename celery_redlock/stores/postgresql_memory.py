@@ -2,33 +2,33 @@
 
 ::
 
-    memory ──► the scripts run here ──► lock; compare what is assumed, and write
-                                               │ else: write nothing
+    memory ──► a statement for each command ──► lock; compare what is assumed, and write
+                                                  │ else: write nothing
+
+A command that takes, renews or releases one lock is one statement, without its script:
+its reply and its changes are those that the script has for what is assumed. If this is
+not so, the statement changes nothing, and the command runs in the general way.
 
 An assumption is checked by what the rows *say*, and not by a version of them. What a
 script replies and changes follows from what it reads. So it does not matter whether a
 row was another one meanwhile, or came back from a backup. The comparison and the
-changes are one statement, under the locks that the general way takes. Where a new value
-would be written, as by a grant, it returns the rows that are there instead: they are
-enough for a refusal.
+changes are one statement, under the locks that the general way takes. Where a lock
+would be granted, the next statement reads its holder instead: enough for a refusal.
 
 ==============  ======================================================================
 Assumed         Compared
 ==============  ======================================================================
 the server      its timeline, the oid of the table, and the process of the session
-a key           as this connection left it, and not ended by the server's clock; else
-                that there is none. An ended one is no match: its row must be deleted
-the node's      each field that decides whether the node votes
-state
-a fence         that it is lower than the number that the script has written there.
-counter         The script does the same for all of these: see "stripes" in ``needs``
-the time        that it is past for the server, by 1 s at most. Only for scripts that
-                ask for it: a grant, whose fence is at least this time
+a lock to take  that there is none. An ended one is no match: its row must be deleted
+another lock    as this connection left it, and not ended by the server's clock
+its wait queue  that there is none. Only for a release
+the node's      each field that decides whether the node votes: a script of this
+state           connection was granted its request by them, for the same view
+a fence         that it is absent, or lower than the number that is written. The script
+counter         does the same for all of these: see "stripes" in ``needs``
+the time        that it is past for the server, by 1 s at most. Only for a grant, whose
+                fence is at least this time
 ==============  ======================================================================
-
-A renewal that is asked again, word by word, gives the same reply and changes: it has
-asked for no time, and read nothing but its lock and the node's state, which are as they
-were. So its script is not run again.
 
 The time is the earliest that the server's clock can show: it is not before the last
 reply that told its time. So a fence is above all that were granted before that reply,
@@ -37,145 +37,105 @@ as on the general way. The ends of locks are counted by the server.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.scripts.keyspace import HASH, STRING, Entry
-from celery_redlock.stores.commands import add_needs
-from celery_redlock.stores.keyspace import HEAD, NotRemembered, StoreKeyspace
-from celery_redlock.stores.needs import STATE, Needs
-from celery_redlock.stores.postgresql_statements import NULL, Assumed, element, elements
-from celery_redlock.stores.server_clock import ServerClock, ServerTime
+from celery_redlock.scripts import ACQUIRE, ACQUIRE_PERMITS, EXTEND, GRANTED, RELEASE
+from celery_redlock.stores.keyspace import HEAD, Cell
+from celery_redlock.stores.needs import STATE
+from celery_redlock.stores.postgresql_statements import (
+    Assumed,
+    Held,
+    Statement,
+    free,
+    grant,
+    lock,
+    now_us_of,
+    read_holder,
+    renew,
+    state_of,
+)
+from celery_redlock.stores.server_clock import ServerClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
+
+    from psycopg.pq.abc import PGresult
 
     from celery_redlock.stores.connection import Command
-    from celery_redlock.stores.keyspace import Cell, Changes
-    from celery_redlock.stores.postgresql_statements import Said
+    from celery_redlock.stores.keyspace import Changes
+    from celery_redlock.stores.needs import Needs
 
 _MOST_LOCKS = 10_000
 _MOST_LATE_US = 1_000_000
-_HEAD, _STRING = element(HEAD), element(STRING.encode())
 _STATE = HEAD, *(b"." + field for field in STATE)
-_ALWAYS = 0, 2**63 - 1
+_OWN_TIME = -1  # in place of a hint: see shared/grant.lua
+_GRANTS = _ACQUIRE, _PERMIT = ACQUIRE.sha.encode(), ACQUIRE_PERMITS.sha.encode()
+_EXTEND, _RELEASE = EXTEND.sha.encode(), RELEASE.sha.encode()
+# Scripts that are granted their request only if the node votes -> where ARGV has the
+# client's view, from 0.
+_VIEWS = {_ACQUIRE: 5, _PERMIT: 5, _EXTEND: 0}
+_VOTES = b".votes"  # the field of a node that votes
+_CANCELLED = b"\ncancelled "  # a renewal tells the holder who has asked it to end
 
 
-class AssumedKeyspace(StoreKeyspace):
-    """Keys that were not read. None has an end, and all are known.
+_Here: TypeAlias = tuple[bytes, bytes]
+"""Timeline and table, and the process of the server, in binary form."""
 
-    The ends that scripts write are in milliseconds from the moment of the comparison.
 
-    Args:
-        replid: Of the server, as it was last.
-        time: The time that scripts see. They may not ask for it if it is inexact.
+@dataclass(slots=True)
+class _State:
+    """The state of a node.
 
     Attributes:
-        is_timed: Whether a script has asked for the time.
-        said: What is assumed of locks, and of cells that decide about a vote.
-        cells: The number of the cells in `said`.
-        below: Cells that are absent, or a number that is lower than this.
+        cells: Its cells as last read.
+        compared: The same, as it is compared.
+        floor: What all fences must be above.
+        views: The clients' views with which a request was granted in this state.
     """
 
-    def __init__(self, *, replid: bytes, time: ServerTime) -> None:
-        super().__init__(None, replid=replid, time=time)
-        self._latest_ms = 0
-        self.is_timed = False
-        self.said: list[Said] = []
-        self.cells = 0
-        self.below: dict[tuple[bytes, bytes], bytes] = {}
-        self._has_time = time.latest_us - time.earliest_us < _MOST_LATE_US
+    cells: list[Cell]
+    compared: bytes = field(init=False)
+    floor: int = field(init=False)
+    views: set[bytes] = field(default_factory=set)
 
-    def now_us(self) -> int:
-        """Return the assumed time."""
-        if not self._has_time:
-            raise NotRemembered
-        self.is_timed = True
-        return self.time.earliest_us
-
-    def pttl(self, name: bytes) -> int:
-        """Refuse to tell when a key ends; tell that there is none."""
-        if self.get(name) is None:
-            return super().pttl(name)
-        raise NotRemembered
-
-    def replace(self, _name: bytes, _value: bytes) -> None:
-        """Refuse to keep an end that is not known."""
-        raise NotRemembered
-
-    def assume(self, name: bytes, entry: Entry | None, said: Said, cells: int) -> None:
-        """Enter a key that is assumed, or its state; None: that it does not exist."""
-        self._entries[name] = entry
-        if cells > 1:  # of a hash, which has more
-            self._parts.add(name)
-        self.said.append(said)
-        self.cells += cells
-
-    def note_counters(self, stripes: Mapping[bytes, set[bytes]]) -> None:
-        """Note what a script has written to counters that none has written before."""
-        written = self.changes.written
-        for name, fields in stripes.items():
-            for field in fields:
-                cell = written.get(place := (name, b"." + field))
-                if cell is not None and cell.value is not None:
-                    self.below.setdefault(place, cell.value)
-
-    def is_writable(self, needs: Needs) -> bool:
-        """Tell whether one statement can compare what was read, and write the changes.
-
-        They are of one kind, and no script has left a counter as it is: that may depend
-        on the counter.
-        """
-        changes, counters = self.changes, sum(map(len, needs.stripes.values()))
-        return (
-            bool(changes.wiped) != bool(changes.written)
-            and not (changes.removed or changes.messages)
-            and len(self.below) == counters
-        )
-
-    def as_sent(self, place: bytes, process: int) -> Assumed:
-        """Return what the server compares."""
-        times = _ALWAYS
-        if self.is_timed:
-            now_us = self.now_us()
-            times = now_us, now_us + _MOST_LATE_US
-        below = [
-            (element(name), element(field), NULL, NULL, element(number))
-            for (name, field), number in self.below.items()
-        ]
-        said = [*self.said, *below]
-        return Assumed(place, process, *times, self.cells + len(below), said)
+    def __post_init__(self) -> None:
+        members = {cell.field: cell for cell in self.cells if cell.field != HEAD}
+        self.compared = state_of(members.values())
+        floor = members.get(b".floor")
+        digits = floor.value if floor else None
+        self.floor = int(digits) if digits and digits.isdigit() else 0
 
 
-class _State(NamedTuple):
-    """The state of a node: its cells as last read, and what is assumed of them."""
+class _Step(NamedTuple):
+    """What is done for one command.
 
-    cells: list[Cell | None]
-    members: dict[bytes, bytes | None]
-    said: Said
+    Attributes:
+        lock: What is left of the lock; its `value` is None if there is none then.
+        reply: To the command.
+        so: What must be so of the node.
+        others: More names to lock.
+        statement: What does it. None: the lock is renewed, together with others.
+    """
 
-    @classmethod
-    def of(cls, name: bytes, cells: list[Cell | None]) -> _State | None:
-        """Return the state that these cells say, of `_STATE`; None if there is none."""
-        if cells[0] is None or any(cell and cell.kind != HASH for cell in cells):
-            return None
-        said = (
-            element(name) * len(_STATE),
-            elements(_STATE),
-            elements([cell and cell.kind.encode() for cell in cells]),
-            elements([cell and cell.value for cell in cells]),
-            NULL * len(_STATE),
-        )
-        members = {cell.field[1:]: cell.value for cell in cells[1:] if cell}
-        return cls(cells, members, said)
-
-
-class _Renewal(NamedTuple):
-    """A command that renews one lock, its reply, and the head of the lock after it."""
-
-    command: Command
+    lock: Held
     reply: Any
-    head: Cell
+    so: Assumed | None = None
+    others: tuple[bytes, ...] = ()
+    statement: Statement | None = None
+
+
+class Plan(NamedTuple):
+    """What is done for some commands, in one round trip.
+
+    Attributes:
+        statements: The first takes the locks, and the second renews, if one is renewed.
+        steps: One for each command.
+    """
+
+    statements: list[Statement]
+    steps: list[_Step]
 
 
 class Memory:
@@ -190,37 +150,118 @@ class Memory:
         self.place = b""
         self.locks: dict[bytes, bytes] = {}
         self._seen: set[bytes] = set()  # rare keys that were there when last read
-        self._states: dict[bytes, _State | None] = {}
-        self._renewals: dict[bytes, _Renewal] = {}  # by lock, as of these states
+        self._states: dict[bytes, _State] = {}
         self._clock = ServerClock()
 
-    def assume(self, needs: Needs, replid: bytes) -> AssumedKeyspace | None:
-        """Return what to assume of the keys that are needed; None if that is unknown.
+    # -- one statement for each command ------------------------------------------------
+
+    def plan(self, commands: Sequence[Command], process: int) -> Plan | None:
+        """Return what carries commands out by what is assumed; None if unknown.
 
         Args:
-            needs: Of some scripts.
-            replid: Of the server, without the place.
+            commands: Each acts on another lock.
+            process: Of the server.
         """
-        if not self.place or needs.is_read or needs.large or needs.rare & self._seen:
-            return None
-        if needs.names - needs.own - needs.rare:
-            return None
-        time = self._clock.read(SYSTEM_CLOCK.monotonic())
-        keys = AssumedKeyspace(replid=replid + self.place, time=time)
-        for name in needs.names:
-            entry: Entry | None = None
-            said: Said = element(name), _HEAD, NULL, NULL, NULL
-            if value := self.locks.get(name):
-                entry = Entry(STRING, value)
-                said = element(name), _HEAD, _STRING, element(value), NULL
-            keys.assume(name, entry, said, 1)
-        for name in needs.states:
-            state = self._states.get(name)
-            if state is None:
+        here, steps = (self.place, process.to_bytes(4, "big")), []
+        for command in commands:
+            make = _STEPS.get(_script_in(command))
+            step = make(self, here, *command[2:]) if make and self.place else None
+            if step is None:
                 return None
-            known = Entry(HASH, None, {**state.members})
-            keys.assume(name, known, state.said, len(_STATE))
-        return keys
+            steps.append(step)
+        renewed = [step for step in steps if step.statement is None]
+        names = {step.lock.name for step in steps}
+        nodes = {step.so for step in steps if step.so}
+        if len(names) < len(steps) or len(nodes) > 1:
+            return None
+        names.update(*[step.others for step in steps])
+        # The commit of a release may be lost in a crash, and no other one.
+        statements = [lock(names, [so.meta for so in nodes], is_late=not nodes)]
+        if renewed:
+            (so,) = nodes
+            statements.append(renew(so, [step.lock for step in renewed]))
+        statements += [step.statement for step in steps if step.statement]
+        if len(steps) == 1 and nodes and not renewed:
+            (so,) = nodes
+            statements.append(read_holder(so, steps[0].lock.name))
+        return Plan(statements, steps)
+
+    def _acquire(self, here: _Here, count: bytes, *words: bytes) -> _Step | None:
+        if count != b"2":  # a lock, and the node
+            return None
+        name, meta, token, info, ttl_ms, hint, tolerance, view, stripe, *limit = words
+        state = self._states.get(meta)
+        earliest, latest = self._clock.read(SYSTEM_CLOCK.monotonic())
+        if (
+            state is None
+            or view not in state.views
+            or latest - earliest >= _MOST_LATE_US
+            or (limit and limit[2:] != [ttl_ms])  # a permit for a start, or of two
+        ):
+            return None
+        number = state.floor + 1
+        if (hint_us := int(hint)) == _OWN_TIME:
+            number = max(number, earliest)
+        elif abs(hint_us - earliest) <= int(tolerance):
+            number = max(number, hint_us)
+        value = b"%b\n%d\n%b" % (token, number, info)
+        so, held = Assumed(*here, meta, state.compared), Held(name, value, int(ttl_ms))
+        times = earliest, earliest + _MOST_LATE_US
+        return _Step(
+            *(held, [GRANTED, number], so, (b"%b\n%b" % (meta, stripe),)),
+            grant(so, held, b"." + stripe, number, times),
+        )
+
+    def _extend(self, here: _Here, count: bytes, *words: bytes) -> _Step | None:
+        if count != b"3":  # a lock, the node, and releases
+            return None
+        name, meta, _, view, token, ttl_ms = words
+        state, value = self._states.get(meta), self.locks.get(name, b"")
+        if state is None or view not in state.views or not value.startswith(token):
+            return None
+        if _CANCELLED in value:
+            return None
+        so = Assumed(*here, meta, state.compared)
+        return _Step(Held(name, value, int(ttl_ms)), [GRANTED, 0], so)
+
+    def _release(self, here: _Here, count: bytes, *words: bytes) -> _Step | None:
+        if count != b"2":  # a lock, and its wait queue
+            return None
+        name, queue, token, keep_ms = words
+        value = self.locks.get(name, b"")
+        if keep_ms != b"0" or queue in self._seen or not value.startswith(token):
+            return None
+        statement = free(*here, name, value, queue)
+        return _Step(Held(name, None, 0), 1, None, (queue,), statement)
+
+    def done(
+        self, plan: Plan, results: Sequence[PGresult], sent_at: float
+    ) -> list[Any]:
+        """Return the replies to the commands; None for each that must run otherwise.
+
+        Args:
+            plan: What was sent.
+            results: Of its statements.
+            sent_at: When it was sent, by our monotonic clock.
+        """
+        told = [result for result in results[1:] if result.ntuples]
+        if told:
+            self.told(now_us_of(told[0]), self.place, sent_at)
+        steps, left = plan.steps, iter(results[1:])
+        renewals = sum(step.statement is None for step in steps)
+        is_renewed = bool(renewals) and next(left).ntuples == renewals
+        replies = []
+        for step in steps:
+            name, value, _ = step.lock
+            is_done = next(left).ntuples if step.statement else is_renewed
+            replies.append(step.reply if is_done else None)
+            if is_done and value is None:
+                self.locks.pop(name, None)
+            elif is_done and value is not None:
+                self._remember(name, value)
+        return replies
+
+    # -- the general way ---------------------------------------------------------------
 
     def read(self, needs: Needs, cells: Iterable[Cell]) -> None:
         """Remember the cells that were read, all that are needed."""
@@ -234,70 +275,57 @@ class Memory:
             if cell is None or cell.value != self.locks[name]:
                 del self.locks[name]
         for name in needs.states:
-            read = [found.get((name, field)) for field in _STATE]
+            read = [cell for one in _STATE if (cell := found.get((name, one)))]
             known = self._states.get(name)
             if known is None or known.cells != read:
-                self._states[name] = _State.of(name, read)
-                self._renewals.clear()
+                self._states[name] = _State(read)
 
     def told(self, now_us: int, place: bytes, sent_at: float) -> None:
         """Remember what the server has told in reply to what was sent then."""
         if place != self.place:
-            self._renewals.clear()
+            self._states.clear()
         self.place = place
         now = now_us / 1_000_000
         self._clock.observe(sent_at, SYSTEM_CLOCK.monotonic(), now, now)
+
+    def ran(
+        self, commands: Sequence[Command], replies: Sequence[Any], needs: Needs
+    ) -> None:
+        """Remember what scripts have said of the state of the node that was read."""
+        if len(needs.states) != 1 or needs.states & needs.names:  # it may have changed
+            return
+        state = self._states[next(iter(needs.states))]
+        if not any(cell.field == _VOTES for cell in state.cells):
+            return
+        for command, reply in zip(commands, replies, strict=True):
+            at = _VIEWS.get(_script_in(command))
+            if at is not None and isinstance(reply, list) and reply[0] == GRANTED:
+                state.views.add(command[3 + int(command[2]) + at])
+
+    def state(self, name: bytes) -> list[Cell]:
+        """Return the cells of the state of a node, as last read."""
+        return self._states[name].cells
 
     def wrote(self, changes: Changes, needs: Needs) -> None:
         """Remember the locks that were written, and forget those that are gone."""
         for name in changes.wiped:
             self.locks.pop(name, None)
-            self._renewals.pop(name, None)
-        for (name, field), cell in changes.written.items():
-            if field == HEAD and name in needs.own and cell.value is not None:
-                self.locks[name] = cell.value
+        for (name, field_), cell in changes.written.items():
+            if field_ == HEAD and name in needs.own and cell.value is not None:
+                self._remember(name, cell.value)
+
+    def _remember(self, name: bytes, value: bytes) -> None:
+        self.locks[name] = value
         while len(self.locks) > _MOST_LOCKS:
             del self.locks[next(iter(self.locks))]
 
-    def extends(self, changes: Changes) -> bool:
-        """Tell whether nothing but the ends of remembered locks is written."""
-        return bool(changes.written) and all(
-            field == HEAD and cell.value == self.locks.get(name)
-            for (name, field), cell in changes.written.items()
-        )
 
-    def repeat(self, commands: Sequence[Command], changes: Changes) -> list[Any] | None:
-        """Renew locks as before, and return the replies; None if one must run."""
-        renewals = []
-        for command in commands:
-            one = self._renewals.get(_first_key(command))
-            if (
-                one is None
-                or one.command != command
-                or one.head.value != self.locks.get(one.head.name)
-            ):
-                return None
-            renewals.append(one)
-        changes.written.update({(one.head.name, HEAD): one.head for one in renewals})
-        return [one.reply for one in renewals]
-
-    def note_renewals(
-        self, commands: Sequence[Command], replies: Sequence[Any], changes: Changes
-    ) -> None:
-        """Note commands that have changed nothing but the ends of remembered locks."""
-        for command, reply in zip(commands, replies, strict=True):
-            name = _first_key(command)
-            known = self._renewals.get(name)
-            head = changes.written.get((name, HEAD))
-            if head is None or (known is not None and known.command == command):
-                continue
-            needs = Needs()
-            add_needs(needs, command)
-            if needs.names == needs.own == {name} and not needs.stripes:
-                self._renewals[name] = _Renewal(command, reply, head)
-        if len(self._renewals) > _MOST_LOCKS:
-            self._renewals.clear()
+def _script_in(command: Command) -> bytes:
+    return command[1] if len(command) > 1 else b""
 
 
-def _first_key(command: Command) -> bytes:
-    return command[3] if len(command) > 3 else b""  # noqa: PLR2004  (verb, script, count)
+_STEPS = {
+    **dict.fromkeys(_GRANTS, Memory._acquire),  # noqa: SLF001  (of this module)
+    _EXTEND: Memory._extend,  # noqa: SLF001
+    _RELEASE: Memory._release,  # noqa: SLF001
+}

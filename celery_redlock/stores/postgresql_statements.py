@@ -15,12 +15,13 @@ import hashlib
 import struct
 from functools import lru_cache
 from selectors import EVENT_READ, EVENT_WRITE
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg import Error, OperationalError, errors
 from psycopg.pq import ConnStatus, ExecStatus, Format
 
-from celery_redlock.stores.keyspace import Cell
+from celery_redlock.stores.keyspace import HEAD, Cell
+from celery_redlock.stores.needs import STATE
 from celery_redlock.stores.postgresql_table import TABLE
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.stores.connection import Waits
     from celery_redlock.stores.keyspace import Changes
-    from celery_redlock.stores.needs import Needs
 
 _COLUMNS = "name, field, kind, value, score, expires_at"
 _READ = f"SELECT {_COLUMNS} FROM {TABLE} WHERE "  # noqa: S608  (constants)
@@ -39,15 +39,17 @@ _REPLACE = (
     "ON CONFLICT (name, field) DO UPDATE SET kind = excluded.kind, "
     "value = excluded.value, score = excluded.score, expires_at = excluded.expires_at"
 )
-# Also the timeline, which is another one after a standby was promoted, and the oid of
-# the table, which is another one after a dump took its place. And the process of the
-# server, which is another one behind a pooler in transaction mode.
-_NOW = (
-    "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us, 't' || "  # noqa: S608
-    "CASE WHEN pg_is_in_recovery() THEN '' "
+_NOW_US = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+# The timeline, which is another one after a standby was promoted, and the oid of the
+# table, which is another one after a dump took its place.
+_PLACE = (
+    "'t' || CASE WHEN pg_is_in_recovery() THEN '' "
     "ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END || 'r' || "
-    f"'{TABLE}'::regclass::oid AS place, pg_backend_pid() AS process"
+    f"'{TABLE}'::regclass::oid"
 )
+# Also the process of the server, which is another one behind a pooler in transaction
+# mode.
+_NOW = f"SELECT {_NOW_US} AS us, {_PLACE} AS place, pg_backend_pid() AS process"
 
 
 def _found(columns: str) -> str:
@@ -61,79 +63,71 @@ def _found(columns: str) -> str:
     )
 
 
-def _if_so(more: str = "", columns: str = "") -> str:
-    """Return the WITH clause of a change that is made only if `so` has a row.
-
-    `so` has one if the server, its time and these cells are as assumed. `below`: a cell
-    is absent, or a lower number.
-
-    Args:
-        more: More arrays, with a value for each cell.
-        columns: Their names.
-    """
-    return (
-        f"WITH now AS MATERIALIZED ({_NOW}), cells AS MATERIALIZED ("  # noqa: S608
-        f"SELECT each.kind, each.value, below{columns}, at, cell.kind AS its_kind, "
-        "cell.value AS its_value, expires_at FROM unnest($5::bytea[], $6::bytea[], "
-        f"$7::text[], $8::bytea[], $9::bytea[]{more}) "
-        f"AS each (name, field, kind, value, below{columns}) LEFT JOIN "
-        f"{_found('ctid AS at, kind, value, expires_at')} AS cell ON TRUE"
-        "), so AS MATERIALIZED ("
-        "SELECT (us + 999) / 1000 AS ms FROM now "
-        "WHERE place = $1::text AND process = $2::int "
-        "AND us BETWEEN $3::bigint AND $4::bigint "
-        "AND NOT EXISTS (SELECT FROM cells WHERE CASE WHEN below IS NULL "
-        "THEN its_kind IS DISTINCT FROM kind OR its_value IS DISTINCT FROM value "
-        "OR expires_at < us / 1000 "
-        "ELSE (octet_length(its_value), its_value) >= (octet_length(below), below) END"
-        ")), done AS ("
-    )
-
-
-_IF_SO = _if_so()
-# Whether it is so, and how many rows were changed.
-_TOLD = (
-    "SELECT us, place, process, EXISTS (SELECT FROM so), (SELECT count(*) FROM done)"
+# Conditions of what `postgresql_memory` assumes. Each is compared once.
+_HERE = f"(SELECT {_PLACE}) = $1::text AND pg_backend_pid() = $2::int"
+_FIELDS = ", ".join(sorted(f"'.{field.decode()}'" for field in STATE))
+# The names of counters are numbers, so that one short scan finds the others.
+_VOTES = (
+    f"EXISTS (SELECT FROM {TABLE} "  # noqa: S608
+    "WHERE name = $3 AND field = '' AND kind = 'hash') "
+    f"AND ARRAY(SELECT field || value FROM {TABLE} WHERE name = $3::bytea "
+    f"AND field > '.:' AND field IN ({_FIELDS}) AND kind = 'hash' ORDER BY field) "
+    "= $4::bytea[]"
 )
-_TELL = f" RETURNING 1) {_TOLD} FROM now"
-# If it is not so, also the cells: what takes a lock is often refused.
-_TELL_AND_READ = (
-    f" RETURNING 1) {_TOLD}, "  # noqa: S608
-    "NULL::bytea, NULL::bytea, NULL::text, NULL::bytea, NULL::float8, NULL::bigint "
-    "FROM now UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, "
-    "name, field, cell.kind, cell.value, NULL, cell.expires_at "
-    "FROM unnest($5::bytea[], $6::bytea[]) AS each (name, field) "
-    f"CROSS JOIN {_found('kind, value, expires_at')} AS cell "
-    "WHERE NOT EXISTS (SELECT FROM so)"
-)
-# In the order of the array: the numbers are sorted, so that no two transactions
-# wait for each other.
+_IS_HELD = "field = '' AND kind = 'string' AND expires_at >= "
+# The numbers are sorted, so that no two transactions wait for each other.
 _LOCK = (
-    "SELECT CASE WHEN is_shared THEN pg_advisory_xact_lock_shared(number) "
-    "ELSE pg_advisory_xact_lock(number) END "
+    "CASE WHEN {1} THEN pg_advisory_xact_lock_shared({0}) "
+    "ELSE pg_advisory_xact_lock({0}) END"
+)
+_FEW = 3  # locks, for which an array takes longer
+_LOCK_FEW = ", ".join(
+    _LOCK.format(f"${at}::bigint", f"${at + 1}::bool") for at in range(1, 2 * _FEW, 2)
+)
+_LOCK_MANY = (
+    f"{_LOCK.format('number', 'is_shared')} "
     "FROM unnest($1::bigint[], $2::bool[]) AS each (number, is_shared)"
 )
+# The commit of the transaction does not wait for the disk.
+_LATE = "set_config('synchronous_commit', 'off', true)"
 _TEXTS = {
     "begin": "BEGIN",
     "commit": "COMMIT",
     "rollback": "ROLLBACK",
-    "lock": _LOCK,
-    # In a transaction whose commit does not wait for the disk.
-    "lock and commit late": f"{_LOCK} WHERE "
-    "(SELECT set_config('synchronous_commit', 'off', true)) = 'off'",
+    "lock": f"SELECT {_LOCK_FEW}",
+    "lock many": f"SELECT {_LOCK_MANY}",
+    "lock and commit late": f"SELECT {_LATE}, {_LOCK_FEW}",
+    "lock many and commit late": f"SELECT {_LATE}, {_LOCK_MANY}",
     "now": _NOW,
     "read": f"{_READ}name = ANY($1::bytea[])",
     "read fields": f"{_READ}name = $1::bytea AND field = ANY($2::bytea[])",
-    "wipe if": f"{_IF_SO}DELETE FROM {TABLE} WHERE name = ANY($10::bytea[]) "  # noqa: S608
-    f"AND EXISTS (SELECT FROM so){_TELL}",
-    "extend if": f"{_if_so(', $10::bigint[]', ', ttl_ms')}UPDATE {TABLE} AS lock "  # noqa: S608
-    "SET expires_at = so.ms + cells.ttl_ms FROM so CROSS JOIN cells "
-    f"WHERE lock.ctid = cells.at AND cells.ttl_ms IS NOT NULL{_TELL}",
-    "write if": f"{_IF_SO}INSERT INTO {TABLE} ({_COLUMNS}) "  # noqa: S608
-    "SELECT name, field, kind, value, score, so.ms + ttl_ms FROM so, "
-    "unnest($10::bytea[], $11::bytea[], $12::text[], $13::bytea[], $14::float8[], "
-    "$15::bigint[]) AS each (name, field, kind, value, score, ttl_ms) "
-    f"{_REPLACE}{_TELL_AND_READ}",
+    # Takes a free lock, if its counter is lower than its number.
+    "grant": f"WITH raised AS (INSERT INTO {TABLE} AS counter "  # noqa: S608
+    "(name, field, kind, value) SELECT $3, $5::bytea, 'hash', $6::bytea "
+    f"WHERE {_HERE} AND {_VOTES} AND {_NOW_US} BETWEEN $7::bigint AND $8::bigint "
+    f"AND NOT EXISTS (SELECT FROM {TABLE} WHERE name = $9::bytea AND field = '') "
+    "ON CONFLICT (name, field) DO UPDATE SET value = excluded.value WHERE "
+    "(octet_length(counter.value), counter.value) "
+    "< (octet_length(excluded.value), excluded.value) "
+    f"RETURNING {_NOW_US} AS us) "
+    f"INSERT INTO {TABLE} (name, field, kind, value, expires_at) "
+    "SELECT $9, '', 'string', $10::bytea, (us + 999) / 1000 + $11::bigint FROM raised "
+    f"RETURNING {_NOW_US}",
+    # Reads the lock in its place, if nothing was written: who asks is often refused.
+    "read holder": f"SELECT {_NOW_US}, kind, value, expires_at "  # noqa: S608
+    f"FROM {TABLE} WHERE name = $5::bytea AND field = '' AND {_HERE} AND {_VOTES} "
+    "AND pg_current_xact_id_if_assigned() IS NULL",
+    # Releases a lock that nobody waits for.
+    "free": f"DELETE FROM {TABLE} WHERE name = $3::bytea "  # noqa: S608
+    f"AND {_IS_HELD}{_NOW_US} / 1000 AND value = $4::bytea AND {_HERE} AND NOT EXISTS "
+    f"(SELECT FROM {TABLE} WHERE name = $5::bytea AND field = '') RETURNING {_NOW_US}",
+    # Moves the ends of locks.
+    "renew": f"UPDATE {TABLE} AS lock SET expires_at = (us + 999) / 1000 + ttl_ms "  # noqa: S608
+    f"FROM (SELECT {_NOW_US} AS us OFFSET 0) AS now CROSS JOIN unnest($5::bytea[], "
+    "$6::bytea[], $7::bigint[]) AS each (name, value, ttl_ms) CROSS JOIN LATERAL "
+    f"(SELECT ctid AS at FROM {TABLE} WHERE name = each.name AND {_IS_HELD}us / 1000 "
+    "OFFSET 0) AS cell WHERE lock.ctid = at AND lock.value = each.value "
+    f"AND {_HERE} AND {_VOTES} RETURNING us",
     "wipe": f"DELETE FROM {TABLE} WHERE name = ANY($1::bytea[])",  # noqa: S608
     "remove": f"DELETE FROM {TABLE} AS old USING "  # noqa: S608
     "unnest($1::bytea[], $2::bytea[]) AS each (name, field) "
@@ -156,8 +150,7 @@ _SIZES = {
     _INT8: (8, struct.Struct("!iq").pack),
     _FLOAT8: (8, struct.Struct("!id").pack),
 }
-_ASSUMED = _BYTEA, _BYTEA, _TEXT, _BYTEA, _BYTEA
-_LENGTH, NULL = struct.Struct("!i").pack, b"\xff\xff\xff\xff"
+_LENGTH, _NULL = struct.Struct("!i").pack, b"\xff\xff\xff\xff"
 # Plain numbers: to look up the member of an enumeration takes longer than to compare.
 _BINARY, _OK = int(Format.BINARY), int(ConnStatus.OK)
 _SYNC, _ERROR = int(ExecStatus.PIPELINE_SYNC), int(ExecStatus.FATAL_ERROR)
@@ -259,15 +252,26 @@ class Statements:
 # -- steps -----------------------------------------------------------------------------
 
 
-def lock(needs: Needs) -> Statement:
-    """Lock what scripts need until the end of the transaction."""
-    numbers = dict.fromkeys(map(hash_of, needs.shared), True)
-    numbers |= dict.fromkeys(map(hash_of, needs.locked), False)
+def lock(
+    exclusive: Iterable[bytes], shared: Iterable[bytes], *, is_late: bool
+) -> Statement:
+    """Lock names until the end of the transaction.
+
+    Args:
+        exclusive: What no other transaction may lock meanwhile.
+        shared: What others may lock in this way, too.
+        is_late: Whether the commit need not wait for the disk.
+    """
+    numbers = dict.fromkeys(map(hash_of, shared), True)
+    numbers |= dict.fromkeys(map(hash_of, exclusive), False)
     order = sorted(numbers)
-    return Statement(
-        "lock and commit late" if needs.may_be_late else "lock",
-        (_numbers(_INT8, order), _numbers(_BOOL, [*map(numbers.get, order)])),
-    )
+    late = " and commit late" if is_late else ""
+    if not 0 < len(order) <= _FEW:
+        arrays = _numbers(_INT8, order), _numbers(_BOOL, [*map(numbers.get, order)])
+        return Statement(f"lock many{late}", arrays)
+    order += order[-1:] * (_FEW - len(order))  # twice is harmless
+    pairs = [(_int8(number), b"\1" if numbers[number] else b"\0") for number in order]
+    return Statement(f"lock{late}", [one for pair in pairs for one in pair])
 
 
 @lru_cache(maxsize=4096)
@@ -290,58 +294,83 @@ def read_fields(name: bytes, fields: Iterable[bytes]) -> Statement:
     return Statement("read fields", (name, _array([*fields])))
 
 
-Said: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes]
-"""What is assumed of cells, as elements of five arrays: their names, fields, kinds,
-values, and numbers. The kind and the value of a cell that is absent are `NULL`; so are
-those of a cell that is absent or below a number, and all other numbers."""
-
-
 class Assumed(NamedTuple):
-    """The conditions of `change`, which else changes nothing.
+    """What must be so; else nothing is changed.
 
     Attributes:
         place: The timeline, and the oid of the table.
-        process: The process of the server.
-        earliest_us: The server's clock shows this or later.
-        latest_us: It shows this or earlier.
-        cells: The number of the cells in `said`, which is not 0.
-        said: What is assumed of them.
+        process: The process of the server, in binary form.
+        meta: The hash with the state of the node.
+        state: What this must be, see `state_of`.
     """
 
     place: bytes
-    process: int
-    earliest_us: int
-    latest_us: int
-    cells: int
-    said: Sequence[Said]
+    process: bytes
+    meta: bytes
+    state: bytes
 
 
-def change(so: Assumed, changes: Changes, *, extends: bool) -> Statement:
-    """Write changes if all is as assumed; else none.
+class Held(NamedTuple):
+    """A lock as a statement leaves it.
 
-    If one of them writes a new value, the cells in question are returned then.
+    Attributes:
+        name: Its name.
+        value: Its value; None: there is no such lock then.
+        ttl_ms: Milliseconds from now to its end.
+    """
+
+    name: bytes
+    value: bytes | None
+    ttl_ms: int
+
+
+def state_of(cells: Iterable[Cell]) -> bytes:
+    """Return the state of a node as it is compared: its fields, in their order."""
+    return _array(sorted(cell.field + (cell.value or b"") for cell in cells))
+
+
+def grant(
+    so: Assumed, lock: Held, counter: bytes, number: int, times_us: tuple[int, int]
+) -> Statement:
+    """Take a lock that is free.
 
     Args:
-        so: What must be as assumed.
-        changes: Either only deletes keys, or only writes. The ends of cells are in ms
-            from now.
-        extends: Whether nothing but the ends of locks is written.
+        so: What must be so.
+        lock: The lock as it is then.
+        counter: The field of its fence counter.
+        number: The counter must be lower, and is this then.
+        times_us: The server's clock shows a time between these.
     """
-    columns = zip(_ASSUMED, zip(*so.said, strict=True), strict=True)
-    given = (
-        *(so.place, so.process.to_bytes(4, "big")),
-        *(so.earliest_us.to_bytes(8, "big"), so.latest_us.to_bytes(8, "big")),
-        *[_HEADER(1, 1, kind, so.cells, 1) + b"".join(one) for kind, one in columns],
+    digits, times = b"%d" % number, map(_int8, times_us)
+    ends = _int8(lock.ttl_ms)
+    return Statement(
+        "grant", (*so, counter, digits, *times, lock.name, lock.value, ends)
     )
-    if changes.wiped:
-        return Statement("wipe if", (*given, _array([*changes.wiped])))
-    if extends:
-        written = changes.written.items()
-        left = {element(name): cell.expires_at_ms for (name, _), cell in written}
-        ends = [left.get(one[0]) for one in so.said]  # first of all, locks: one cell
-        ends += [None] * (so.cells - len(ends))
-        return Statement("extend if", (*given, _numbers(_INT8, ends)))
-    return Statement("write if", (*given, *_columns(changes)))
+
+
+def read_holder(so: Assumed, lock: bytes) -> Statement:
+    """Read a lock, unless the transaction has changed anything."""
+    return Statement("read holder", (*so, lock))
+
+
+def holder_of(lock: bytes, result: PGresult) -> Cell:
+    """Return the lock that `read_holder` has read."""
+    kind, value, ends = [result.get_value(0, at) for at in range(1, 4)]
+    return Cell(lock, HEAD, (kind or b"").decode(), value, None, _int8_in(ends))
+
+
+def free(
+    place: bytes, process: bytes, lock: bytes, value: bytes, queue: bytes
+) -> Statement:
+    """Release a lock that has this value, if it has no such wait queue."""
+    return Statement("free", (place, process, lock, value, queue))
+
+
+def renew(so: Assumed, held: Sequence[Held]) -> Statement:
+    """Renew the locks that are as this connection left them."""
+    names, values, ttls = zip(*held, strict=True)
+    arrays = _array(names), _array(values), _numbers(_INT8, ttls)
+    return Statement("renew", (*so, *arrays))
 
 
 def write(changes: Changes) -> list[Statement]:
@@ -373,41 +402,9 @@ def _columns(changes: Changes) -> Sequence[bytes]:
     )
 
 
-class Changed(NamedTuple):
-    """The result of `change`.
-
-    Attributes:
-        now_us: The time of the server.
-        place: Its timeline, and the oid of the table.
-        process: Its process.
-        is_so: Whether all was as assumed.
-        rows: How many rows it has changed.
-        cells: If not, the cells that were in question, without scores; None: they were
-            not read.
-    """
-
-    now_us: int
-    place: bytes
-    process: int
-    is_so: bool
-    rows: int
-    cells: list[Cell] | None
-
-
-def changed(result: PGresult, so: Assumed) -> Changed:
-    """Return what the result of `change` says about what was assumed."""
-    get, from_bytes = result.get_value, int.from_bytes
-    now, is_so, rows = [from_bytes(get(0, at) or b"", "big") for at in (0, 3, 4)]
-    if is_so:
-        return Changed(now, so.place, so.process, is_so=True, rows=rows, cells=None)
-    return Changed(
-        now,
-        get(0, 1) or b"",
-        from_bytes(get(0, 2) or b"", "big"),
-        is_so=False,
-        rows=rows,
-        cells=[*cells_of(result, 1, 5)] if result.nfields > 5 else None,  # noqa: PLR2004
-    )
+def now_us_of(result: PGresult) -> int:
+    """Return the time of the server in the first row, in microseconds since 1970."""
+    return int.from_bytes(result.get_value(0, 0) or b"", "big")
 
 
 def cells_of(result: PGresult, first: int = 0, column: int = 0) -> Iterator[Cell]:
@@ -421,7 +418,7 @@ def cells_of(result: PGresult, first: int = 0, column: int = 0) -> Iterator[Cell
             (kind or b"").decode(),
             value,
             None if score is None else _DOUBLE.unpack(score)[0],
-            None if ends is None else int.from_bytes(ends, "big", signed=True),
+            _int8_in(ends),
         )
 
 
@@ -433,25 +430,22 @@ def listen_name(channel: bytes) -> str:
 # -- values in binary form ------------------------------------------------------------
 
 
-def element(value: bytes) -> bytes:
-    """Return bytes, or a text, as an element of an array."""
-    return _LENGTH(len(value)) + value
+def _int8(number: int) -> bytes:
+    return number.to_bytes(8, "big", signed=True)
+
+
+def _int8_in(value: bytes | None) -> int | None:
+    return None if value is None else int.from_bytes(value, "big", signed=True)
 
 
 def _array(values: Sequence[bytes | None], kind: int = _BYTEA) -> bytes:
     """Return an array of bytes, or of texts: one dimension from 1, maybe with NULLs."""
-    return _HEADER(1, 1, kind, len(values), 1) + elements(values)
+    elements = [_NULL if one is None else _LENGTH(len(one)) + one for one in values]
+    return _HEADER(1, 1, kind, len(values), 1) + b"".join(elements)
 
 
 def _numbers(kind: int, values: Sequence[float | None]) -> bytes:
     """Return an array of a type of one size."""
     size, pack = _SIZES[kind]
-    elements = [NULL if one is None else pack(size, one) for one in values]
+    elements = [_NULL if one is None else pack(size, one) for one in values]
     return _HEADER(1, 1, kind, len(values), 1) + b"".join(elements)
-
-
-def elements(values: Iterable[bytes | None]) -> bytes:
-    """Return bytes, or texts, as elements of an array."""
-    return b"".join(
-        [NULL if one is None else _LENGTH(len(one)) + one for one in values]
-    )

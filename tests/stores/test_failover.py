@@ -332,13 +332,13 @@ def test_connection_that_breaks_in_the_second_try_is_told(
     ):
         store.run([[b"SET", name, b"x"]])
         ours = store._connection.info.backend_pid  # noqa: SLF001  (the one to end)
-        again = store._blocked  # noqa: SLF001
+        again = store._read_blocked  # noqa: SLF001
 
         def end_and_try_again(*it: Any) -> Any:
             other.execute("SELECT pg_terminate_backend(%s, 5000)", [ours])
             return again(*it)
 
-        monkeypatch.setattr(store, "_blocked", end_and_try_again)
+        monkeypatch.setattr(store, "_read_blocked", end_and_try_again)
         other.execute("SELECT * FROM redlock_keys WHERE name = %s FOR UPDATE", [name])
 
         with pytest.raises(StoreError, match="lost its connection"):

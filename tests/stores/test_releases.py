@@ -11,7 +11,6 @@ from psycopg.pq import TransactionStatus
 
 from celery_redlock.line.cancel_requests import ask_to_end
 from celery_redlock.locks.redlock import Redlock
-from celery_redlock.stores.needs import Needs
 from celery_redlock.stores.postgresql import PostgreSQL as Store
 from celery_redlock.stores.postgresql_statements import Statement, Statements, lock
 from tests.harness.servers import PostgreSQL
@@ -125,7 +124,7 @@ def test_wait_for_the_disk_is_switched_off_for_one_transaction(
             found = statements._pg.exec_(b"SHOW synchronous_commit")  # noqa: SLF001
             return found.get_value(0, 0)
 
-        locks = lock(Needs(exclusive={key.encode()}, may_be_late=commits_late))
+        locks = lock([key.encode()], [], is_late=commits_late)
         finish(statements.carry_out([Statement("begin"), locks]))
         assert shown() == setting
         finish(statements.carry_out([Statement("rollback")]))
