@@ -19,10 +19,11 @@ main process has a memory of its own, and is not watched.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
-import mmap
 import os
+from multiprocessing.sharedctypes import RawArray
 from typing import TYPE_CHECKING, Any
 
 from billiard.process import current_process
@@ -102,10 +103,13 @@ class RefusalLog:
         self.is_idle = True
 
     def share(self) -> None:
-        """Let processes that are forked from now on write where this one reads."""
+        """Let processes that are forked from now on write where this one reads.
+
+        Where there can be no shared memory, no process is watched.
+        """
         if len(self._records) == 1:
-            shared = RefusalRecord * _PROCESSES
-            self._records = shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(shared)))
+            with contextlib.suppress(OSError):
+                self._records = RawArray(RefusalRecord, _PROCESSES)
 
     def refused(self, call: Any, seconds: float) -> None:
         """Note a call that was refused after so many seconds."""

@@ -109,12 +109,12 @@ class _State:
 
 
 class _Step(NamedTuple):
-    """What is done for one command.
+    """The part of a plan for one command.
 
     Attributes:
         lock: What is left of the lock; its `value` is None if there is none then.
         reply: To the command.
-        so: What must be so of the node.
+        so: The assumptions about the node.
         others: More names to lock.
         statement: What does it. None: the lock is renewed, together with others.
     """
@@ -127,7 +127,7 @@ class _Step(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is done for some commands, in one round trip.
+    """The statements for some commands, in one round trip.
 
     Attributes:
         statements: The first takes the locks, and the second renews, if one is renewed.

@@ -117,7 +117,7 @@ _TEXTS = {
     "read holder": f"SELECT {_NOW_US}, kind, value, expires_at "  # noqa: S608
     f"FROM {TABLE} WHERE name = $5::bytea AND field = '' AND {_HERE} AND {_VOTES} "
     "AND pg_current_xact_id_if_assigned() IS NULL",
-    # Releases a lock that nobody waits for.
+    # Releases a lock for which no call waits.
     "free": f"DELETE FROM {TABLE} WHERE name = $3::bytea "  # noqa: S608
     f"AND {_IS_HELD}{_NOW_US} / 1000 AND value = $4::bytea AND {_HERE} AND NOT EXISTS "
     f"(SELECT FROM {TABLE} WHERE name = $5::bytea AND field = '') RETURNING {_NOW_US}",
@@ -295,7 +295,7 @@ def read_fields(name: bytes, fields: Iterable[bytes]) -> Statement:
 
 
 class Assumed(NamedTuple):
-    """What must be so; else nothing is changed.
+    """The assumptions of a statement, which changes nothing if one is wrong.
 
     Attributes:
         place: The timeline, and the oid of the table.
@@ -335,7 +335,7 @@ def grant(
     """Take a lock that is free.
 
     Args:
-        so: What must be so.
+        so: The assumptions.
         lock: The lock as it is then.
         counter: The field of its fence counter.
         number: The counter must be lower, and is this then.
