@@ -28,7 +28,7 @@ from celery_redlock.locks.watchdog import Watchdog
 from celery_redlock.errors import LockUnavailable
 from tests.harness.waiting import until
 key, *urls = sys.argv[1:]
-redlock = Redlock(urls, ttl=5.0)
+redlock = Redlock(urls, ttl=20.0)
 until(lambda: not redlock.check().problems)
 watchdog, renewals, losses, over = Watchdog(redlock), [], [], []
 
