@@ -114,9 +114,10 @@ _TEXTS = {
     "SELECT $9, '', 'string', $10::bytea, (us + 999) / 1000 + $11::bigint FROM raised "
     f"RETURNING {_NOW_US}",
     # Reads the lock in its place, if nothing was written: who asks is often refused.
+    # That comes first, so that nothing else is compared where the lock was granted.
     "read holder": f"SELECT {_NOW_US}, kind, value, expires_at "  # noqa: S608
-    f"FROM {TABLE} WHERE name = $5::bytea AND field = '' AND {_HERE} AND {_VOTES} "
-    "AND pg_current_xact_id_if_assigned() IS NULL",
+    f"FROM {TABLE} WHERE pg_current_xact_id_if_assigned() IS NULL "
+    f"AND name = $5::bytea AND field = '' AND {_HERE} AND {_VOTES}",
     # Releases a lock for which no call waits.
     "free": f"DELETE FROM {TABLE} WHERE name = $3::bytea "  # noqa: S608
     f"AND {_IS_HELD}{_NOW_US} / 1000 AND value = $4::bytea AND {_HERE} AND NOT EXISTS "
