@@ -729,16 +729,23 @@ def _check_files(url: str) -> None:
             raise ValueError(f"the file of its option {name} cannot be read")
 
 
+_START = (
+    "start the members that are down, and check the network between them: without a "
+    "majority of them, one that runs cannot answer"
+)
+
+
 def _without_answer(reasons: Mapping[str, str]) -> str:
     """Return the error text for a request that no member has answered."""
     if len(reasons) == 1:
         return f"gives no answer: {next(iter(reasons.values()))}"
-    told = ", ".join(f"{name} ({why})" for name, why in sorted(reasons.items()))
-    return (
-        f"has no member that answers: {told}; start the members that are down, and "
-        "check the network between them: without a majority of them, one that runs "
-        "cannot answer"
-    )
+    told, remedies = [], []
+    for name, why in sorted(reasons.items()):
+        fact, _, remedy = why.partition("; ")
+        told.append(f"{name} ({fact})")
+        remedies.append(remedy or _START)
+    remedy = "; ".join(dict.fromkeys(remedies))
+    return f"has no member that answers: {', '.join(told)}; {remedy}"
 
 
 def _chunks(items: list[Any], size: int) -> list[list[Any]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import ssl
 from contextlib import suppress
@@ -43,6 +44,30 @@ _NO_TLS = (
     "it closes TLS connections; if it speaks no TLS, write etcd:// in redlock_nodes"
 )
 _UNTRUSTED = "TLS failed: its certificate is not trusted, or it does not trust ours"
+_CLOSES_TLS = (
+    "it closes the TLS connection, as it may want a certificate of this client, or "
+    "refuse the one that it got; name the files of a valid one in redlock_nodes: "
+    "etcds://...?cert=/path/to/cert.pem&key=/path/to/key.pem"
+)
+_CLOSES_PLAIN = (
+    "it closes the connection at the first request; if it speaks TLS, write etcds:// "
+    "in redlock_nodes"
+)
+# Sign in the text of an error of TLS -> fact and remedy.
+_TLS_FAULTS = {
+    "CERTIFICATE_VERIFY_FAILED.*(mismatch|is not valid for)": (
+        "its certificate is for another name; write a name that is in its certificate "
+        "into redlock_nodes"
+    ),
+    "CERTIFICATE_VERIFY_FAILED.*expired": (
+        "its certificate has expired; renew it, or check this machine's clock"
+    ),
+    "CERTIFICATE_VERIFY_FAILED": (
+        "its certificate is from an authority that is not known here; name the file of "
+        "the authority in redlock_nodes: etcds://...?ca=/path/to/ca.pem"
+    ),
+    "(?i)alert": _CLOSES_TLS,
+}
 
 
 class MemberError(Exception):
@@ -140,6 +165,7 @@ class EtcdMember:
         self, method: str, path: str, data: bytes, token: str
     ) -> tuple[int, bytes]:
         sock = self._sock
+        is_first = sock is None
         try:
             if sock is None:
                 sock = self._sock = self._connect()
@@ -151,6 +177,9 @@ class EtcdMember:
                 text = response.read()
         except BaseException as error:
             self.close()
+            if is_first and isinstance(error, (ConnectionResetError, ssl.SSLEOFError)):
+                told = _CLOSES_TLS if self._tls else _CLOSES_PLAIN
+                raise MemberError(told, is_broken=True) from None
             if isinstance(error, (OSError, HTTPException)):
                 raise _failure(error) from None
             raise
@@ -180,17 +209,20 @@ class EtcdMember:
         try:
             sock = socket.create_connection(self._where, self._timeout)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is None:
-                return sock
-            return self._tls.wrap_socket(sock, server_hostname=self._where[0])
-        except ssl.SSLError as error:
-            is_plain = any(sign in str(error) for sign in _PLAIN)
-            is_plain = is_plain or isinstance(error, ssl.SSLEOFError)
-            raise MemberError(_NO_TLS if is_plain else _UNTRUSTED) from None
+            return self._secured(sock, self._tls) if self._tls else sock
         except OSError as error:
             raise _failure(error) from None
         except ValueError:  # a host that no DNS can know
             raise MemberError(_UNREACHABLE) from None
+
+    def _secured(self, sock: socket.socket, tls: ssl.SSLContext) -> socket.socket:
+        try:
+            return tls.wrap_socket(sock, server_hostname=self._where[0])
+        except (ssl.SSLEOFError, ConnectionResetError):
+            raise MemberError(_NO_TLS) from None
+        except ssl.SSLError as error:
+            is_plain = any(sign in str(error) for sign in _PLAIN)
+            raise MemberError(_NO_TLS if is_plain else _tls_fault(error)) from None
 
     def _sent(
         self, sock: socket.socket, line: str, data: bytes, token: str
@@ -325,10 +357,16 @@ def _failure(error: Exception) -> MemberError:
     if isinstance(error, TimeoutError):
         return MemberError("it did not answer in time", is_up=True)
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
-        return MemberError(_UNTRUSTED)
+        return MemberError(_tls_fault(error))
     if isinstance(error, (OSError, IncompleteRead)):
         return MemberError(_UNREACHABLE, is_broken=True)
     return MemberError(_NO_HTTP)
+
+
+def _tls_fault(error: ssl.SSLError) -> str:
+    """Return what an error of TLS means, and the remedy."""
+    told = (told for sign, told in _TLS_FAULTS.items() if re.search(sign, str(error)))
+    return next(told, _UNTRUSTED)
 
 
 def _refusal(status: int, text: bytes) -> MemberError:

@@ -832,6 +832,23 @@ _REMEDIES = {
     "does not support SSL|SSL was required": (
         "switch TLS on there, or correct sslmode in redlock_nodes"
     ),
+    "certificate for .* does not match host name": (
+        "write a host that is in its certificate into redlock_nodes"
+    ),
+    "certificate verify failed": (
+        "its certificate has expired, or sslrootcert in redlock_nodes does not name "
+        "the file of its authority"
+    ),
+    "root certificate file": (
+        "correct sslrootcert in redlock_nodes: it names the file of the authority of "
+        "the server"
+    ),
+    "has group or world access": "",  # it ends with its own remedy
+    "client certificate|alert .*(certificate|unknown ca)|private key file": (
+        "correct sslcert and sslkey in redlock_nodes: they name the files of a valid "
+        "certificate of this client, and of its key"
+    ),
+    "invalid .* value|invalid connection option": "correct it in redlock_nodes",
     "resolve host|translate host name": (
         "correct its host in redlock_nodes, or check the name service"
     ),

@@ -1,4 +1,4 @@
-"""etcd behind TLS: ``etcds://``."""
+"""Stores behind TLS: ``etcds://``, and ``sslmode`` of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import shutil
 import socket
 import subprocess
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from celery_redlock.devnodes.processes import Process, free_port
 from celery_redlock.locks.redlock import Redlock
-from celery_redlock.stores.connection import StoreError
+from celery_redlock.operations.doctor import diagnose
 from celery_redlock.stores.etcd import Etcd as EtcdStore
 from tests.conftest import missing
+from tests.harness.store_nodes import store_servers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.long
 DAYS = ("-days", "2", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+STRANGER = (
+    *("-x509", *DAYS, "-keyout", "stranger.key", "-out", "stranger.pem"),
+    *("-subj", "/CN=another authority"),
+)
 
 
 def _openssl(folder: Path, *words: str) -> None:
@@ -40,6 +46,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
     folder = tmp_path_factory.mktemp("tls")
     ca = ("-x509", *DAYS, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ours")
     _openssl(folder, "req", *ca)
+    _openssl(folder, "req", *STRANGER)
     for name in ("server", "client"):
         request = ("-newkey", "ec", *DAYS[-2:], "-nodes", "-keyout", f"{name}.key")
         _openssl(folder, "req", *request, "-out", f"{name}.csr", "-subj", f"/CN={name}")
@@ -104,18 +111,141 @@ def test_listener_gets_messages_over_tls(secured: tuple[str, Path]) -> None:
         assert list(messages) == []
 
 
-@pytest.mark.parametrize("files", ["", "?ca={}/ca.pem"])
-def test_certificate_that_is_not_trusted_is_named(
-    secured: tuple[str, Path], files: str
+def unreachable(url: str) -> tuple[str, str]:
+    """Return what the doctor says of a store that it cannot use, and the remedy."""
+    with closing(Redlock([url], node_timeout=5.0, connect_timeout=5.0)) as redlock:
+        found = {it.code: it for it in diagnose(redlock, span=0.1)}
+    return found["unreachable"].fact, found["unreachable"].remedy
+
+
+CLIENT = "&cert={0}/client.pem&key={0}/client.key"
+
+
+@pytest.mark.parametrize(
+    ("files", "told", "remedy"),
+    [
+        ("", "is from an authority that is not known here", "etcds://...?ca="),
+        (
+            "?ca={0}/ca.pem",
+            "may want a certificate of this client",
+            "etcds://...?cert=",
+        ),
+        (
+            "?ca={0}/ca.pem&cert={0}/stranger.pem&key={0}/stranger.key",
+            "or refuse the one that it got",
+            "etcds://...?cert=",
+        ),
+    ],
+    ids=["authority", "no certificate", "wrong certificate"],
+)
+def test_doctor_tells_what_tls_of_etcd_lacks(
+    secured: tuple[str, Path], files: str, told: str, remedy: str
 ) -> None:
-    """A server that the client does not trust, and the other way around."""
+    """It runs, so that to start it would be no help."""
     url, folder = secured
-    with pytest.raises(StoreError, match="TLS failed"):
-        EtcdStore(url + files.format(folder), 5.0)
+    fact, advice = unreachable(url + files.format(folder))
+    assert told in fact
+    assert remedy in advice
+    assert "Start it" not in advice
 
 
-def test_plain_url_of_a_server_with_tls_is_refused(secured: tuple[str, Path]) -> None:
-    """Without TLS the server answers with an error, and it is told."""
+def test_doctor_tells_that_the_certificate_of_etcd_has_another_name(
+    secured: tuple[str, Path],
+) -> None:
+    """The host in the URL is none of those in the certificate."""
+    url, folder = secured
+    named = url.replace("127.0.0.1", "localhost") + f"?ca={folder}/ca.pem"
+    fact, advice = unreachable(named + CLIENT.format(folder))
+    assert "its certificate is for another name" in fact
+    assert "a name that is in its certificate into redlock_nodes" in advice
+
+
+def test_doctor_tells_one_remedy_for_all_members(secured: tuple[str, Path]) -> None:
+    """The same is wrong with each member: each is told, and the remedy once."""
     url, _ = secured
-    with pytest.raises(StoreError):
-        EtcdStore(url.replace("etcds", "etcd"), 5.0)
+    members = url.removeprefix("etcds://")
+    other = members.replace("127.0.0.1", "localhost")
+    fact, advice = unreachable(f"{url},{other}")
+    for member in (members, other):
+        assert f"{member} (its certificate is from an authority" in fact
+    assert advice.startswith("Name the file of the authority in redlock_nodes")
+    assert advice.count("etcds://...?ca=") == 1
+    assert "start the members" not in advice
+
+
+def test_plain_url_of_an_etcd_with_tls_is_told(secured: tuple[str, Path]) -> None:
+    """It closes the connection: the remedy is another scheme."""
+    url, _ = secured
+    fact, advice = unreachable(url.replace("etcds", "etcd"))
+    assert "closes the connection at the first request" in fact
+    assert "write etcds:// in redlock_nodes" in advice
+
+
+@pytest.fixture(scope="module")
+def secured_postgresql(secured: tuple[str, Path]) -> Iterator[tuple[str, Path]]:
+    """Start a PostgreSQL with TLS that wants certificates; give its URL and theirs."""
+    _, folder = secured
+    with store_servers("postgresql") as store:
+        (url,) = store.urls
+        with psycopg.connect(url, autocommit=True) as server:
+            names = "SELECT current_setting('data_directory'), "
+            found = server.execute(names + "current_setting('hba_file')").fetchone()
+            data, rules = map(Path, found or ())
+            for source, target in (
+                ("server.pem", "server.crt"),
+                ("server.key", "server.key"),
+                ("ca.pem", "root.crt"),
+            ):
+                shutil.copyfile(folder / source, data / target)
+                (data / target).chmod(0o600)
+                shutil.chown(data / target, data.owner(), data.group())
+            rules.write_text("hostssl all redlock all trust clientcert=verify-ca\n")
+            server.execute("ALTER SYSTEM SET ssl_ca_file TO 'root.crt'")
+            server.execute("ALTER SYSTEM SET ssl TO on")
+            server.execute("SELECT pg_reload_conf()")
+        yield url, folder
+
+
+SSL = "?sslmode=verify-full&sslrootcert={0}/"
+
+
+@pytest.mark.parametrize(
+    ("options", "told", "remedy"),
+    [
+        (SSL + "stranger.pem", "certificate verify failed", "sslrootcert"),
+        (SSL + "away.pem", "away.pem", "Correct sslrootcert"),
+        (SSL + "ca.pem", "client certificate", "Correct sslcert and sslkey"),
+        (
+            SSL + "ca.pem&sslcert={0}/stranger.pem&sslkey={0}/stranger.key",
+            "SSL error: ",
+            "Correct sslcert and sslkey",
+        ),
+        (
+            SSL + "ca.pem&sslcert={0}/client.pem&sslkey={0}/stranger.key",
+            "stranger.key",
+            "Correct sslcert and sslkey",
+        ),
+        ("?sslmode=verify-fool", "verify-fool", "Correct it in redlock_no"),
+    ],
+    ids=["authority", "file", "none", "stranger", "key", "mode"],
+)
+def test_doctor_tells_what_tls_of_postgresql_lacks(
+    secured_postgresql: tuple[str, Path], options: str, told: str, remedy: str
+) -> None:
+    """It runs, so that to start it would be no help."""
+    url, folder = secured_postgresql
+    fact, advice = unreachable(url + options.format(folder))
+    assert told in fact
+    assert remedy in advice
+    assert "Start it" not in advice
+
+
+def test_doctor_tells_that_the_certificate_of_postgresql_has_another_name(
+    secured_postgresql: tuple[str, Path],
+) -> None:
+    """The host in the URL is none of those in the certificate."""
+    url, folder = secured_postgresql
+    named = url.replace("127.0.0.1", "localhost") + SSL.format(folder) + "ca.pem"
+    fact, advice = unreachable(named)
+    assert "does not match host name" in fact
+    assert "Write a host that is in its certificate" in advice
