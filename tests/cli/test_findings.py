@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import resource
 import socket
 import threading
 import time
@@ -789,6 +790,36 @@ def test_node_on_another_machine_without_a_password_is_found() -> None:
 
     assert (bare.code, bare.severity) == ("no-password", WARNING)
     assert bare.fact.startswith("Node 10.0.0.1:6379/0 is reached without a password")
+
+
+def test_full_disk_below_an_append_only_file_is_found(
+    redis_server: str, tmp_path: Path
+) -> None:
+    """The remedy turns that file off, and it is one: locks are granted again."""
+    program = tmp_path / "redis-server"
+    program.write_text(f"#!/bin/sh\ntrap '' XFSZ\nexec {redis_server} \"$@\"\n")
+    program.chmod(0o755)
+    options = ServerOptions(config={"appendonly": "yes"})
+    node = DevNode(binary=str(program), options=options)
+    node.start()
+    try:
+        with client([node.url]) as redlock:
+            redlock.initialize()
+            _, most = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (0, most))
+            with contextlib.suppress(RedlockError):
+                node.command("SET", "some", "value")
+            until(lambda: "AOF file" in str(diagnose(redlock, span=0.05)))
+            finding = the("refused-writes", diagnose(redlock, span=0.05))
+            assert "(CONFIG SET appendonly no)" in finding.remedy
+            assert "CONFIG SET save" not in finding.remedy
+
+            node.command("CONFIG", "SET", "appendonly", "no")
+
+            until(lambda: not codes(diagnose(redlock, span=0.05)) & {"no-quorum"})
+            assert redlock.release(redlock.acquire("k")) == 1
+    finally:
+        node.stop()
 
 
 # -- clocks ------------------------------------------------------------------------

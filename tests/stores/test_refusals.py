@@ -215,6 +215,32 @@ def test_locked_table_of_postgresql_is_told(postgresql: str) -> None:
     ) in found
 
 
+def test_full_disk_of_postgresql_is_told_with_its_remedy(own_postgresql: int) -> None:
+    """Its own words name what is full, and the remedy is space."""
+    url = f"postgresql://redlock@127.0.0.1:{own_postgresql}/postgres"
+    PostgreSQL.prepare(url, 5.0)
+    with psycopg.connect(url, autocommit=True) as server:
+        with closing(Redlock([url], **PATIENT)) as redlock:
+            redlock.initialize()
+        server.execute(
+            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE "
+            "EXCEPTION USING ERRCODE = '53100', MESSAGE = 'could not extend file "
+            '"base/5/2": No space left on device\'; END $$'
+        )
+        server.execute(
+            f"CREATE TRIGGER fails BEFORE INSERT ON {TABLE} EXECUTE FUNCTION fail()"
+        )
+        found = examined(url)
+        server.execute(f"DROP TRIGGER fails ON {TABLE}")
+    assert (
+        'refused-writes: grants no lock: could not extend file "base/5/2": No space '
+        "left on device. Free space on its disk. It votes again as soon as it takes "
+        "writes."
+    ) in found
+    with closing(Redlock([url], **PATIENT)) as redlock:
+        assert refusal(redlock) == ""
+
+
 class Starting:
     """The sender of the signals of a worker that starts."""
 

@@ -227,12 +227,17 @@ _LOG = "Its log says why. It votes again as soon as it takes writes."
 _WRITES = {
     "QuotaExceeded": "It has a quota on /redlock, or above it: raise that (setquota), "
     "or delete it (delquota).",
+    "AOF file": "Its log says why it cannot write to its disk, which may be "
+    "full. Free space, or write no append-only file (CONFIG SET appendonly no): locks "
+    "need none.",
     "MISCONF": "Its log says why it cannot write to its disk, which may be full. Free "
     "space, or write no snapshots (CONFIG SET save ''): locks need none.",
     "OOM ": "Its memory is full: raise maxmemory, or give what else it holds a server "
     "of its own.",
     "NOREPLICAS": "It waits for replicas, which locks do not need: set "
     "min-replicas-to-write to 0.",
+    "No space left on device": "Free space on its disk. It votes again as soon as it "
+    "takes writes.",
     "has not finished a write": "A PostgreSQL waits for each synchronous standby that "
     "is away: bring it back, or take it out of synchronous_standby_names. Else its "
     "disk may hang; its log says more.",
