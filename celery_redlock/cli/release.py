@@ -222,10 +222,7 @@ _EFFECT = {
 def _release_found(
     session: Session, seen: Scan, pattern: str, *, dry_run: bool, yes: bool
 ) -> int:
-    nodes, name = len(seen.nodes), _NAMES[seen.kind]
-    unseen = unseen_lines(seen.unseen)
-    if len(seen.unseen) == nodes:
-        raise Failure("\n".join(unseen), ERROR)
+    name, unseen = _NAMES[seen.kind], unseen_lines(seen.unseen)
     document = {
         "kind": seen.kind,
         "dry_run": dry_run,
@@ -240,6 +237,9 @@ def _release_found(
         ],
         "released": 0,
         "unseen": seen.unseen,
+        "doubts": doubts_of(seen.nodes),
+        "settings": seen.settings or None,
+        "known": seen.has_quorum,
     }
     if not seen.found:
         lines = [f"There is no {name} for {pattern}.", *unseen]

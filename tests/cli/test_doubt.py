@@ -205,6 +205,22 @@ def test_lock_that_needs_a_doubtful_vote_may_be_held(
     assert REASONS[way] in document["doubts"][project.label(0)]
 
 
+@ways
+@pytest.mark.parametrize("what", ["--claims", "--cool-downs"])
+def test_document_says_that_claims_are_not_known(
+    project: Project, what: str, way: str
+) -> None:
+    """An empty list alone would say that there is none. No node at all: the same."""
+    settings = doubtful(project, way, 0, 1, 2)
+
+    run = project.redlock("release", what, "--yes", "--json", **settings)
+
+    assert run.code == 3
+    assert run.document["found"] == []
+    assert run.document["known"] is False
+    assert set(run.document["doubts"]) == {project.label(n) for n in range(3)}
+
+
 @pytest.mark.parametrize("what", ["k", "--claims"])
 def test_dry_run_that_cannot_tell_exits_with_3(project: Project, what: str) -> None:
     """It shows what it has seen, as without a doubt, and is no success."""
