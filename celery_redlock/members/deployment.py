@@ -129,9 +129,10 @@ def unusable(label: str, reason: str) -> str:
         reason: Why; reads on after its name. It may have the remedy, after a ``;``.
     """
     fact, *advice = reason.split("; ", 1)
-    remedy = (
-        "".join(advice) or "start or repair it, or remove it from the list of nodes"
-    )
+    remedy = "start or repair it, or remove it from the list of nodes"
+    if fact.startswith("grants no lock"):  # it runs
+        remedy = f"`{COMMAND} doctor` says what to do"
+    remedy = "".join(advice) or remedy
     return (
         f"Node {label} {fact}. It may hold live locks, so nothing was changed. "
         f"{remedy[0].upper()}{remedy[1:]}."

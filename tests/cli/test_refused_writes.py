@@ -87,6 +87,18 @@ def test_doctor_tells_a_node_whose_writes_are_paused_from_one_that_is_down(
     assert "Do not restart it" in found["refused-writes"]["remedy"]
 
 
+def test_init_refers_to_the_doctor_for_a_node_that_refuses_writes(
+    project: Project, refusing: str
+) -> None:
+    """It runs, so that to start it is no remedy. The doctor knows each refusal."""
+    run = project.redlock("init", "--yes")
+
+    assert run.code == 1
+    assert f"{refusing} " in run.err
+    assert "nothing was changed. `celery -A proj redlock doctor` says what" in run.err
+    assert "Start or repair it" not in run.err
+
+
 def test_init_says_what_to_do_with_a_node_whose_writes_are_paused(
     project: Project,
 ) -> None:
