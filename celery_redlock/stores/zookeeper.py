@@ -141,6 +141,7 @@ _CLOSES = (
     "without a majority of them it serves no client, and it takes so many connections "
     "of one host as maxClientCnxns says (60 by default)"
 )
+_REFUSED = "refused the connection"
 # Name -> number of the server with which the sessions of this process begin.
 _FIRST: dict[str, int] = {}
 _RANDOM = random.SystemRandom()  # forked children must not sweep the same keys
@@ -790,8 +791,11 @@ def _started(url: str, timeout: float) -> KazooClient:
     except (KazooException, KazooTimeoutError) as error:
         problem = _unreachable(error)
         share = patience / len(servers)
-        if any(_closes(*where, share) for where in servers_in(url, _PORT)):
+        found = {_tried(*where, share) for where in servers_in(url, _PORT)}
+        if _CLOSES in found:
             problem = _CLOSES
+        elif found == {_REFUSED}:
+            problem = _REFUSED
     finally:
         if SYSTEM_CLOCK.monotonic() - began_at > patience:
             _pass_over_first(name)
@@ -799,16 +803,18 @@ def _started(url: str, timeout: float) -> KazooClient:
     raise StoreError(problem)
 
 
-def _closes(host: str, port: int, patience: float) -> bool:
-    """Tell whether a server accepts a connection, and closes it without a reply."""
+def _tried(host: str, port: int, patience: float) -> str:
+    """Return how a server refuses a connection; ``""`` if it does not, or is late."""
     try:
         with socket.create_connection((host.strip("[]"), port), patience) as sock:
             sock.sendall(_HELLO)
-            return not sock.recv(1)
+            return "" if sock.recv(1) else _CLOSES
     except (BrokenPipeError, ConnectionResetError):
-        return True
+        return _CLOSES
+    except ConnectionRefusedError:
+        return _REFUSED
     except OSError:
-        return False
+        return ""
 
 
 def _pass_over_first(name: str) -> None:
@@ -941,6 +947,8 @@ def _told(error: Exception) -> str:
         )
     if isinstance(error, NoNodeError):  # it was deleted while we used it
         return _NOT_MADE
+    if isinstance(error, KazooTimeoutError):
+        return "did not answer in time"
     return f"lost its connection: {_reason(error)}"
 
 

@@ -816,6 +816,26 @@ def test_init_says_that_zookeeper_denies_it(zookeeper: str) -> None:
 
 
 @pytest.mark.long
+def test_zookeeper_that_freezes_is_told_in_words() -> None:
+    """It had answered before, and does not now: no name of a class tells that."""
+    with (
+        store_servers("zookeeper", members=1) as store,
+        closing(Redlock(store.urls, node_timeout=0.5)) as ours,
+    ):
+        assert refusal(ours) == ""
+        store.nodes[0].pause()
+        refused: list[str] = []
+
+        def is_told() -> bool:
+            refused.append(refusal(ours))
+            return "did not answer in time" in refused[-1]
+
+        until(is_told)
+        store.nodes[0].resume()
+    assert "Kazoo" not in " ".join(refused)
+
+
+@pytest.mark.long
 def test_refused_write_to_zookeeper_costs_no_connection(zookeeper: str) -> None:
     """So each refusal has its reason, and not that a connection is lost."""
     with closing(Redlock([zookeeper.format("") + "/shown"], **PATIENT)) as redlock:
@@ -828,20 +848,21 @@ def test_refused_write_to_zookeeper_costs_no_connection(zookeeper: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "fact"),
     [
-        f"postgresql://app:{SECRET}@127.0.0.1:1/app",
-        f"etcd://app:{SECRET}@127.0.0.1:1",
+        (f"postgresql://app:{SECRET}@127.0.0.1:1/app", "refused the connection"),
+        (f"etcd://app:{SECRET}@127.0.0.1:1", "gives no answer: it cannot be reached"),
         pytest.param(
-            f"zookeeper://app:{SECRET}@127.0.0.1:1",
+            f"zookeeper://app:{SECRET}@127.0.0.1:1,127.0.0.1:2",
+            "refused the connection",
             marks=pytest.mark.long,  # kazoo tries until the timeout
         ),
     ],
 )
-def test_store_that_is_down_is_to_be_started(url: str) -> None:
+def test_store_that_is_down_is_to_be_started(url: str, fact: str) -> None:
     """The remedy of a server that is down is its start."""
     (told,) = (one for one in examined(url) if one.startswith("unreachable: "))
-    assert told.endswith(START)
+    assert told == f"unreachable: {fact}. {START}"
 
 
 def test_unknown_scheme_names_all_stores() -> None:
