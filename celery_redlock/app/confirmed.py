@@ -18,19 +18,21 @@ broker                 when ``apply_async`` returns in the block
 =====================  =============================================================
 RabbitMQ               It has confirmed the message: a persistent one is on its disk,
                        or on the disks of most members of a quorum queue.
-Redis                  It has answered: the message is in its memory. What a crash of
-                       it loses, its settings decide.
+Redis                  It has answered: the message is in a queue in its memory. What
+                       a crash of it loses, its settings decide.
 SQS, others            They have answered, as always.
 =====================  =============================================================
 
 The connection to RabbitMQ or Redis is one of ours: ``confirm_publish`` changes all
 channels of a connection, and Celery's own waits without end for a Redis that hangs. A
 connection on which an answer is missing is closed. Otherwise the next message would
-take the late answer for its own.
+take the late answer for its own. A forked process has connections of its own, for the
+same reason.
 """
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -87,11 +89,13 @@ def confirmed(app: Celery) -> Iterator[dict[str, Any]]:
 def _options_of(usual: Any) -> dict[str, Any] | None:
     """Return the options of a connection of our own; None: the usual one will do."""
     driver = usual.transport.driver_name
+    # kombu's pools are copied by a fork, and the options choose the pool.
+    own = {"redlock_process": os.getpid()}
     if driver == "py-amqp":
-        return {"confirm_publish": True}
+        return {"confirm_publish": True, **own}
     if driver == "redis":
         configured = usual.transport_options.get("socket_timeout")
-        return {"socket_timeout": configured or _LONGEST}
+        return {"socket_timeout": configured or _LONGEST, **own}
     return None
 
 

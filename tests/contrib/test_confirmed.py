@@ -24,6 +24,7 @@ from celery_redlock.devnodes import DevNodes
 from celery_redlock.testing import FakeNodes
 from tests.harness.brokers import running_rabbitmq
 from tests.harness.waiting import until
+from tests.nodes.support import run_python
 from tests.unit.tasks.support import KEY, Worker, open_app
 
 if TYPE_CHECKING:
@@ -102,11 +103,12 @@ def commit(outbox: Outbox, engine: Engine, *orders: str, **options: Any) -> list
         ]
 
 
-def delivered(worker: Worker) -> list[str]:
+def delivered(worker: Worker, name: str = "") -> list[str]:
     """Return the ids of the messages that have reached the queue."""
     ids = []
     with worker.app.connection_for_read() as connection:
-        queue = broker.Queue(worker.app.conf.task_default_queue)(connection)
+        name = name or worker.app.conf.task_default_queue
+        queue = broker.Queue(name)(connection)
         queue.declare()
         while message := queue.get(no_ack=True):
             ids.append(message.headers["id"])
@@ -298,6 +300,51 @@ def test_dead_connection_is_no_reason_to_wait(
 
     assert outbox.waiting().messages == 0
     assert delivered(worker) == sorted(ids)
+
+
+def test_forked_processes_do_not_share_a_connection(
+    worker: Worker, rabbitmq: RabbitMQ, engine: Engine
+) -> None:
+    """Each is given the confirmations of its own messages, and no others."""
+    program = """
+import os, signal, sys
+from celery import Celery
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.orm import Session
+from celery_redlock import Outbox
+from tests.harness.waiting import until
+
+engine = create_engine(sys.argv[1], poolclass=NullPool)
+outbox = Outbox(lambda: Session(engine), app=Celery(broker=sys.argv[2]))
+server = int(sys.argv[3])
+TAKEN = "SELECT count(*) FROM celery_redlock_message WHERE taken_until IS NOT NULL"
+
+def commit():
+    with Session(engine) as session, session.begin():
+        outbox.send("ship", session=session)
+
+def go_on():
+    with engine.connect() as other:
+        until(lambda: other.scalar(text(TAKEN)) == 4)
+    os.killpg(server, signal.SIGCONT)
+
+def forked(work):
+    pid = os.fork()
+    if not pid:
+        work()
+        os._exit(0)
+    return pid
+
+commit()
+os.killpg(server, signal.SIGSTOP)
+pids = [forked(work) for work in (commit, commit, commit, go_on)]
+commit()
+print([os.waitpid(pid, 0)[1] for pid in pids], outbox.waiting().messages)
+"""
+    said = run_python(program, str(engine.url), rabbitmq.url, str(rabbitmq.pid))
+
+    assert said == ["[0, 0, 0, 0] 0"]
+    assert len(set(delivered(worker, "celery"))) == 5
 
 
 def test_late_confirmation_is_none_of_the_next_message(
