@@ -112,7 +112,10 @@ class _ConfirmedProducer:
         return getattr(self._producer, name)
 
     def publish(self, body: Any, **options: Any) -> Any:
-        """Publish a message, on a new connection if the pooled one has died."""
+        """Publish a message; once more if the pooled connection has to be closed.
+
+        It has died, or it has declared a queue that was deleted since.
+        """
         deadline = SYSTEM_CLOCK.monotonic() + _LONGEST
         options |= {"retry": False, "mandatory": self._mandatory}
         options.pop("confirm_timeout", None)
@@ -120,10 +123,9 @@ class _ConfirmedProducer:
         if self._producer.connection.connected:
             try:
                 return self._publish_by(deadline, body, options)
-            except MessageRefusedError:
-                raise
             except OperationalError:
-                if SYSTEM_CLOCK.monotonic() >= deadline:
+                is_open = self._producer.connection.connected
+                if is_open or SYSTEM_CLOCK.monotonic() >= deadline:
                     raise
         return self._publish_by(deadline, body, options)
 
@@ -143,6 +145,8 @@ class _ConfirmedProducer:
                 producer.revive(connection)
             options = {**options, "timeout": _until(deadline)}
             with _limited(connection, options["timeout"]):
+                if options["mandatory"] and connection.transport.driver_type != "amqp":
+                    self._refuse_without_queue(**options)
                 return producer.publish(body, **options)
         except errors as error:
             if _is_refusal(error):
@@ -161,6 +165,29 @@ class _ConfirmedProducer:
         except BaseException:
             connection.collect()
             raise
+
+    def _refuse_without_queue(
+        self,
+        exchange: Any = None,
+        routing_key: str | None = None,
+        declare: Any = (),
+        **_: object,
+    ) -> None:
+        """Refuse a message that kombu would drop, since no queue is bound for it."""
+        producer: Any = self._producer
+        for entity in declare or ():
+            producer.maybe_declare(entity)
+        exchange = producer.exchange if exchange is None else exchange
+        name = getattr(exchange, "name", exchange)
+        key = producer.routing_key if routing_key is None else routing_key
+        channel = producer.channel
+        if not name or channel.typeof(name).type == "fanout":
+            return  # the key names a queue; or a broadcast, which is not kept
+        if not channel._lookup(name, key):  # noqa: SLF001  (by which kombu sends)
+            raise MessageRefusedError(
+                "Redis has no queue for the message: none is bound to the exchange "
+                f"{name!r} for the routing key {key!r}."
+            )
 
 
 def _limited(connection: Any, seconds: float) -> Any:

@@ -188,6 +188,36 @@ def test_redis_that_was_restarted_costs_no_message(
     assert second in delivered(on_redis)
 
 
+def test_message_for_which_redis_has_no_queue_stays_in_the_outbox(
+    on_redis: Worker, engine: Engine
+) -> None:
+    """Kombu would drop it: no queue is bound to its exchange."""
+    outbox = Outbox(lambda: Session(engine), app=on_redis.app)
+
+    commit(outbox, engine, "a", exchange="lonely", routing_key="nowhere")
+    (other,) = commit(outbox, engine, "b")
+
+    assert outbox.waiting().messages == 1
+    assert delivered(on_redis) == [other]
+
+
+def test_redis_that_has_lost_its_queues_costs_no_message(
+    on_redis: Worker, nodes: DevNodes, engine: Engine
+) -> None:
+    """They are declared anew, though the connection has declared them before."""
+    media = broker.Exchange("media", type="topic")
+    queue = broker.Queue("films", media, routing_key="films.#")
+    on_redis.app.conf.task_queues = [queue]
+    outbox = Outbox(lambda: Session(engine), app=on_redis.app)
+    commit(outbox, engine, "first", queue="films")
+    nodes.nodes[0].command("FLUSHALL")
+
+    (second,) = commit(outbox, engine, "second", queue="films")
+
+    assert outbox.waiting().messages == 0
+    assert delivered(on_redis, "films") == [second]
+
+
 # -- The outbox ----------------------------------------------------------------------
 
 
@@ -240,6 +270,20 @@ def test_message_without_a_queue_stays_in_the_outbox(
 
     assert outbox.waiting().messages == 1
     assert delivered(worker) == [other]
+
+
+def test_queue_that_was_deleted_is_declared_anew(
+    worker: Worker, outbox: Outbox, engine: Engine
+) -> None:
+    """Though the connection has declared it before."""
+    commit(outbox, engine, "first")
+    with worker.app.connection_for_write() as connection:
+        connection.default_channel.queue_delete(worker.app.conf.task_default_queue)
+
+    (second,) = commit(outbox, engine, "second")
+
+    assert outbox.waiting().messages == 0
+    assert delivered(worker) == [second]
 
 
 @pytest.mark.long
