@@ -140,8 +140,7 @@ class _ConfirmedProducer:
         )
         try:
             if not connection.connected:
-                seconds = _until(deadline)
-                connection.ensure_connection(timeout=seconds, **self._connecting)
+                self._connect(deadline)
                 producer.revive(connection)
             options = {**options, "timeout": _until(deadline)}
             with _limited(connection, options["timeout"]):
@@ -165,6 +164,17 @@ class _ConfirmedProducer:
         except BaseException:
             connection.collect()
             raise
+
+    def _connect(self, deadline: float) -> None:
+        connection: Any = self._producer.connection
+        refusals = (*connection.connection_errors, *connection.channel_errors)
+        try:
+            connection.ensure_connection(timeout=_until(deadline), **self._connecting)
+        except refusals as error:  # no such user, password, or virtual host
+            raise OperationalError(
+                f"The broker refuses the connection ({error}). Correct broker_url, or "
+                "the user's rights."
+            ) from error
 
     def _refuse_without_queue(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -270,6 +271,30 @@ def test_message_without_a_queue_stays_in_the_outbox(
 
     assert outbox.waiting().messages == 1
     assert delivered(worker) == [other]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [("guest@", "wrong@"), ("//guest", "//other"), ("/$", "/no")]
+)
+def test_broker_that_refuses_the_connection_is_asked_once(  # noqa: PLR0913, PLR0917
+    worker: Worker,
+    rabbitmq: RabbitMQ,
+    outbox: Outbox,
+    engine: Engine,
+    caplog: pytest.LogCaptureFixture,
+    right: str,
+    wrong: str,
+) -> None:
+    """And not for each message: it would refuse all of them."""
+    worker.app.conf.broker_url = re.sub(right, wrong, rabbitmq.url)
+    commit(outbox, engine, *"abc")
+    caplog.clear()
+
+    assert outbox.publish(grace=0.0) == 0
+
+    (said,) = caplog.messages
+    assert "refuses the connection" in said
+    assert "broker_url" in said
 
 
 def test_queue_that_was_deleted_is_declared_anew(
