@@ -649,6 +649,47 @@ def test_transaction_of_another_database_is_refused(
     assert deliver(worker) == []
 
 
+@pytest.mark.parametrize("is_atomic", [False, True])
+def test_message_in_a_transaction_by_hand_is_refused(
+    worker: Worker, database: str, ship: Any, *, is_atomic: bool
+) -> None:
+    """Without AUTOCOMMIT, Django's `atomic` commits nothing."""
+    alias = DjangoLedger(database).database
+    outbox = Outbox(alias, app=worker.app)
+    with closing_connections():
+        transaction.set_autocommit(False, using=alias)
+        block: Any = contextlib.nullcontext()
+        if is_atomic:
+            block = transaction.atomic(using=alias)
+        with block, pytest.raises(ConfigurationError, match=r"AUTOCOMMIT of .* is off"):
+            outbox.send(ship, ("a",))
+        transaction.commit(using=alias)
+
+        assert outbox.waiting() == EMPTY
+        transaction.rollback(using=alias)
+
+
+def test_connection_without_autocommit_publishes_nothing(
+    worker: Worker, database: str, ship: Any, dies_after_commit: pytest.MonkeyPatch
+) -> None:
+    """It would keep the locks of rows, and publish the messages again and again."""
+    ledger = DjangoLedger(database)
+    alias = ledger.database
+    outbox = Outbox(alias, app=worker.app)
+    with closing_connections():
+        with transaction.atomic(using=alias):
+            outbox.send(ship, ("a",))
+        dies_after_commit.undo()
+        transaction.set_autocommit(False, using=alias)
+        with pytest.raises(ConfigurationError, match=r"AUTOCOMMIT of .* is off"):
+            outbox.publish(grace=0.0)
+        transaction.set_autocommit(True, using=alias)
+
+        assert outbox.publish(grace=0.0) == 1
+        assert outbox.waiting() == EMPTY
+        ledger.clear()
+
+
 def test_session_of_another_database_is_refused(
     worker: Worker, sqlite: str, tmp_path: Path, ship: Any
 ) -> None:

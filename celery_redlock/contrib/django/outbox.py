@@ -46,6 +46,7 @@ class DjangoMessages:
                 "this Django database, so it takes no session. Leave it out."
             )
         self._refuse_other_transaction()
+        self._refuse_manual_transactions()
         values = asdict(message)
         self._rows().create(**{**values, "written_at": as_moment(message.written_at)})
         ids = self._written_before(then)
@@ -66,6 +67,20 @@ class DjangoMessages:
                     f"{self._alias!r}."
                 )
 
+    def _refuse_manual_transactions(self) -> None:
+        """Refuse a connection whose transactions this module could not commit."""
+        connection = connections[self._alias]
+        if not (
+            connection.commit_on_exit
+            if connection.in_atomic_block
+            else connection.get_autocommit()
+        ):
+            raise ConfigurationError(
+                f"The AUTOCOMMIT of {self._alias!r} is off. An outbox commits what it "
+                "takes before it publishes, and what it deletes after it. Nothing was "
+                "written. Leave AUTOCOMMIT on, and use transaction.atomic()."
+            )
+
     def _written_before(self, then: Callable[[list[str]], None]) -> list[str]:
         """Return the list of the message ids that wait for the commit."""
         for _, function, *_ in connections[self._alias].run_on_commit:
@@ -75,6 +90,7 @@ class DjangoMessages:
 
     def take(self, most: int, until: datetime, which: Which) -> list[OutboxMessage]:
         """Return committed messages that no process has taken, and take them."""
+        self._refuse_manual_transactions()
         is_free = Q(taken_until=None) | Q(taken_until__lte=as_moment(now()))
         rows = self._rows().filter(is_free).order_by("written_at", "id")
         if which.ids is not None:
