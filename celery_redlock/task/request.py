@@ -75,6 +75,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _DIED = (WorkerLostError, Terminated, SystemExit)
+# Ends of a call that Celery stores, or that store nothing.
+_NO_LOSS = (Ignore, Reject, Retry, MemoryError, TimeLimitExceeded)
 _LOOK_EVERY, _LOOK_FOR = 0.05, 60.0  # seconds
 _RELEASED_WITHIN = 5.0  # seconds, where the nodes and the result backend answer
 
@@ -245,7 +247,7 @@ class RedlockRequest(Request):
         options = self.task.lock_options
         return bool(
             (exc_info.internal or not return_ok)
-            and not isinstance(error, (Ignore, Reject, Retry, MemoryError))
+            and not isinstance(error, _NO_LOSS)
             and self.task.acks_late
             and options.exactly_once_in is not None
         )

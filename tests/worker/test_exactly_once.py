@@ -170,6 +170,25 @@ def test_process_frozen_before_the_commit_is_rolled_back(
     assert first.result == key
 
 
+def test_hard_limit_ends_a_call_that_stores_no_result(
+    here: Deployment, engine: Engine, key: str
+) -> None:
+    """Its message is acknowledged, as Celery does it; else it would come for ever."""
+    later = f"later-{key}"
+    add_rows(engine, key, later)
+    limit = {"time_limit": 1, "ignore_result": True}
+    call = here.send("once-frozen", key, **limit)
+    exceeded = f"Hard time limit (1s) exceeded for once-frozen[{call.id}]"
+    until(lambda: exceeded in here.logs(), 30)
+
+    # What goes back to the queue comes before it.
+    here.send("once", key, later, "").get(timeout=60)
+
+    here.until_settled(call.id)
+    assert here.logs().count(f"once-frozen[{call.id}] received") == 1
+    assert values(engine, key, later) == [0, 1]
+
+
 def test_soft_limit_that_is_over_in_the_commit_has_no_effect(
     here: Deployment, engine: Engine, key: str
 ) -> None:
