@@ -348,8 +348,22 @@ class Outbox:
         finally:
             kept = [one.id for one in messages if one.id not in run.published]
             if messages:
-                self._store.finish(run.published, kept, until)
+                self._finish(run.published, kept, until)
         return run
+
+    def _finish(self, done: list[str], kept: list[str], until: datetime) -> None:
+        """Delete the published messages, and free the others, in a second try too.
+
+        Meanwhile the connection may have died, or another transaction been in the way.
+        """
+        try:
+            self._store.finish(done, kept, until)
+        except _INTERRUPTS:
+            raise
+        except Exception as error:  # noqa: BLE001  (each driver has its own)
+            text = "The published messages of %s are deleted in a second try (%s: %s)."
+            log.warning(text, self, type(error).__name__, error)
+            self._store.finish(done, kept, until)
 
     def _publish_next(self, app: Celery, run: _Batch) -> None:
         message = run.untried[0]

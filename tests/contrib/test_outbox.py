@@ -16,11 +16,12 @@ import pytest
 from celery import Task
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.local import Proxy
+from celery.signals import before_task_publish
 from django.db import connections, transaction
 from kombu import serialization
 from kombu.exceptions import EncodeError, OperationalError
 from pydantic import BaseModel
-from sqlalchemy import MetaData, NullPool, create_engine, make_url
+from sqlalchemy import MetaData, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -43,7 +44,13 @@ from tests.unit.tasks.support import Worker, open_app
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sqlalchemy import Engine
+
 EMPTY = Waiting(0, 0.0)
+KILL_OTHERS = """
+    SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+    WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
 
 
 @pytest.fixture
@@ -647,6 +654,45 @@ def test_transaction_of_another_database_is_refused(
         outbox.send(ship, ("a",))
 
     assert deliver(worker) == []
+
+
+@pytest.fixture
+def pooled(postgres: str) -> Iterator[Engine]:
+    """Give an engine that keeps its connections, and the tables."""
+    SqlAlchemyLedger(postgres)
+    engine = create_engine(postgres)
+    yield engine
+    engine.dispose()
+
+
+def test_message_is_deleted_though_the_connection_died_while_it_was_published(
+    worker: Worker, postgres: str, pooled: Engine, orm: str, ship: Any
+) -> None:
+    """Otherwise it would be published again."""
+    ledger = DjangoLedger(postgres)
+    database: Any = ledger.database
+    begun: Any = ledger.transaction
+    if orm == "sqlalchemy":
+        database = sessionmaker(pooled)
+        begun = database.begin
+    outbox = Outbox(database, app=worker.app)
+
+    def kill_connections(**_: object) -> None:
+        alone = create_engine(postgres, poolclass=NullPool)
+        with alone.connect() as connection:
+            connection.execute(text(KILL_OTHERS))
+
+    before_task_publish.connect(kill_connections, weak=False)
+    try:
+        with closing_connections():
+            with begun() as session:
+                outbox.send(ship, ("a",), session=session)
+
+            assert outbox.waiting() == EMPTY
+    finally:
+        before_task_publish.disconnect(kill_connections)
+
+    assert len(deliver(worker)) == 1
 
 
 @pytest.mark.parametrize("is_atomic", [False, True])

@@ -119,11 +119,22 @@ class DjangoMessages:
         self, done: Collection[str], kept: Collection[str], until: datetime
     ) -> None:
         """Delete the published messages, and free the others."""
+        self._replace_dead_connection()
         if done:
             self._rows().filter(pk__in=done).delete()
         if kept:
             ours = self._rows().filter(pk__in=kept, taken_until=as_moment(until))
             ours.update(taken_until=None)
+
+    def _replace_dead_connection(self) -> None:
+        """Close a connection that has failed and does not answer: Django opens another.
+
+        One that answers is kept, with the settings of its session.
+        """
+        connection = connections[self._alias]
+        may_be_dead = connection.errors_occurred and not connection.in_atomic_block
+        if may_be_dead and not connection.is_usable():
+            connection.close()
 
     def waiting(self) -> tuple[int, datetime | None]:
         """Return how many messages there are, and when the oldest one was written."""
