@@ -24,7 +24,7 @@ from kombu.exceptions import EncodeError
 from kombu.utils.uuid import uuid
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from celery_redlock import ConfigurationError, LockLost, Outbox, StaleFence
@@ -1119,14 +1119,20 @@ def test_unknown_alias_is_refused_when_the_worker_starts(
         signals.worker_init.send(sender=Starting(worker.app))
 
 
+def of_async_engine() -> Session:
+    """Return a session that works in coroutines only."""
+    return Session(create_async_engine("postgresql+psycopg://").sync_engine)
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
         (AsyncSession, "AsyncSession; it must return a sqlalchemy.orm.Session. A body"),
         (object, "builtins.object; it must return a sqlalchemy.orm.Session"),
         (Session, "session of exactly_once_in has no engine for the tables of this"),
+        (of_async_engine, "session with the engine of an AsyncEngine, which works in"),
     ],
-    ids=["async", "another kind", "without an engine"],
+    ids=["async", "another kind", "without an engine", "engine of coroutines"],
 )
 def test_session_of_another_kind_is_refused_when_the_worker_starts(
     worker: Worker, made: Any, said: str

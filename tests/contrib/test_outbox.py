@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime as dt
 import json
@@ -23,6 +24,7 @@ from kombu.exceptions import EncodeError, OperationalError
 from pydantic import BaseModel
 from sqlalchemy import MetaData, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from celery_redlock import ConfigurationError, LockLost, Outbox
@@ -918,6 +920,25 @@ def test_session_must_be_known(worker: Worker, sqlite: str, ship: Any) -> None:
 
     with pytest.raises(ConfigurationError, match="session="):
         outbox.send(ship, ("a",))
+
+
+def test_session_of_coroutines_is_given_by_its_sync_session(
+    worker: Worker, postgres: str, ship: Any
+) -> None:
+    """The error says how."""
+    outbox = Outbox(SqlAlchemyLedger(postgres).database, app=worker.app)
+
+    async def send() -> None:
+        engine = create_async_engine(postgres, poolclass=NullPool)
+        async with AsyncSession(engine) as session, session.begin():
+            with pytest.raises(ConfigurationError, match=r"await session\.run_sync"):
+                outbox.send(ship, ("a",), session=session)
+            await session.run_sync(lambda s: outbox.send(ship, ("b",), session=s))
+
+    asyncio.run(send())
+
+    assert outbox.waiting() == EMPTY
+    assert [args for _, (args, _) in deliver(worker)] == [["b"]]
 
 
 def test_session_is_not_for_django(worker: Worker, sqlite: str, ship: Any) -> None:

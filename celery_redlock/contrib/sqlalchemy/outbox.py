@@ -111,7 +111,8 @@ class SqlAlchemyMessages:
                 "Outbox.send() does not know the transaction: its session is "
                 f"{session!r}. Write session=<the session whose commit publishes the "
                 "message>. Only in the body of a task with exactly_once_in it may be "
-                "left out."
+                "left out. For an AsyncSession write `await session.run_sync(lambda s: "
+                "outbox.send(task, args, session=s))`."
             )
         self._refuse_other_database(session)
         session.execute(insert(_TABLE), asdict(message))

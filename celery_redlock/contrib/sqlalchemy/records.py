@@ -148,7 +148,13 @@ def new_session(what: str, made: Any) -> Session:
             "transaction, or return a new session."
         )
     if type(session).get_bind is Session.get_bind:  # one of a project may need more
-        engine_of(what, session)
+        engine = engine_of(what, session)
+        if engine.dialect.is_async:
+            raise ConfigurationError(
+                f"{what} has returned a session with the engine of an AsyncEngine, "
+                "which works in coroutines only. Write Session(create_engine(url)), "
+                "with the same URL."
+            )
     return session
 
 
