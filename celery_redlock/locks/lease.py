@@ -447,6 +447,8 @@ class Lease:
             self.confirm(self, connection)
         if network:
             self.confirm(self)
+            if not self.is_valid():  # the answers came late
+                raise self.lost_error()
 
     def lost_error(self) -> LockLost:
         """Build the error for a lease that cannot be proven any more."""

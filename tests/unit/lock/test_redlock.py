@@ -580,6 +580,16 @@ def test_confirm_counts_whether_silence_could_make_a_majority(site: Site) -> Non
         lease.ensure(network=True)
 
 
+def test_confirm_does_not_pass_after_the_validity_has_ended(site: Site) -> None:
+    """All nodes named the lease, but their answers came after its end."""
+    lease = site.redlock.acquire("k")
+    site.nodes.latency(0.04)
+    site.clock.advance(lease.remaining() - 0.02)
+
+    with pytest.raises(LockLost):
+        lease.ensure(network=True)
+
+
 def test_lock_of_redis_cannot_be_held_in_a_transaction(site: Site) -> None:
     """Its nodes are no database."""
     lease = site.redlock.acquire("k")
