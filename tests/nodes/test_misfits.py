@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,6 +43,9 @@ from tests.nodes.support import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from celery_redlock.devnodes import DevNode
+    from celery_redlock.locks.lease import Lease
 
 
 # -- Servers that get no vote ------------------------------------------------------
@@ -124,6 +128,27 @@ def test_writable_replica_loses_its_vote_with_its_memory(
         replica.command("REPLICAOF", "NO", "ONE")
         until_all_vote(redlock, 30.0)
         redlock.release(granted(redlock, key))
+
+
+def test_node_waits_when_its_first_replica_comes_and_after_the_last_has_gone(
+    start_nodes: StartNodes, node: DevNode, key: str
+) -> None:
+    """Redis gives its data another name each time. A lock that is held is renewed."""
+    options = ServerOptions(config={"repl-backlog-ttl": "1"})
+    nodes = start_nodes(1, options=options, max_ttl=BRIEF)
+    with client(nodes, ttl=BRIEF, max_ttl=BRIEF) as redlock:
+        for master in (("127.0.0.1", nodes.nodes[0].port), ("NO", "ONE")):
+            lease = granted(redlock, key)
+            node.command("REPLICAOF", *master)
+
+            def is_in_quarantine(lease: Lease = lease) -> bool:
+                assert redlock.extend(lease) or lease.is_valid()
+                return kinds(redlock.check().ballot) == [VoteKind.QUARANTINED]
+
+            until(is_in_quarantine, 30.0)
+            until(partial(redlock.extend, lease))
+            redlock.release(lease)
+            until_all_vote(redlock, 30.0)
 
 
 @pytest.mark.every_server

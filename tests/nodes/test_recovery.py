@@ -9,6 +9,7 @@ import pytest
 
 from celery_redlock.devnodes import ServerOptions
 from celery_redlock.errors import LockUnavailable
+from celery_redlock.operations.release import Operator, ask, release
 from tests.nodes.support import (
     BRIEF,
     MAX_TTL,
@@ -83,3 +84,24 @@ def test_job_outlives_the_restart_of_all_nodes_that_keep_their_data(
         assert lease.until > restarted_until
         redlock.release(lease)
         rival.release(rival.acquire(key, wait=5))
+
+
+def test_release_by_an_operator_that_is_on_no_disk_is_undone_by_a_restart(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """The node renews the lock that it finds on its disk: two hold it."""
+    nodes = start_nodes(1)
+    with client(nodes) as redlock, client(nodes) as rival:
+        lease = granted(redlock, key)
+        nodes.nodes[0].command("SAVE")
+        asked = ask(rival, key)
+        release(rival, asked, asked.values, Operator("alice", "a test"))
+        successor = granted(rival, key)
+
+        nodes.nodes[0].kill()
+        nodes.nodes[0].restart(keep_memory=True)
+
+        until(lambda: redlock.extend(lease))
+        assert lease.is_valid()
+        assert successor.is_valid()
+        assert successor.fence > lease.fence
