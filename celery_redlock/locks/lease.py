@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _DRIFT_RATE, _DRIFT_FIXED = 0.01, 0.002
 _BASE_BYTES, _ATTEMPT_BYTES = 16, 8
-_CANCELLED = "\ncancelled "  # as REQUEST_CANCEL of scripts writes it
+_CANCELLED = "cancelled "  # how the last line begins that REQUEST_CANCEL writes
 _KEY = "key "  # how a line with one of several keys begins
 _LIMIT = "limit "  # how a line with a limit begins
 _KEPT = "kept"  # the last line of a permit for a start
@@ -164,8 +164,9 @@ class Holder:
     @classmethod
     def parse(cls, value: str) -> Holder:
         """Read the value of a lock. Parts that are missing or foreign stay empty."""
-        value, _, by = value.partition(_CANCELLED)
-        lines = value.split("\n")
+        lines, by = value.split("\n"), ""
+        if lines[_FIELDS:] and lines[-1].startswith(_CANCELLED):
+            by = lines.pop().removeprefix(_CANCELLED)
         more = lines[_FIELDS:]
         keys = tuple(line.removeprefix(_KEY) for line in more if line.startswith(_KEY))
         limits = _limits([line for line in more if line.startswith(_LIMIT)])

@@ -20,7 +20,7 @@ for i = 1, locks do
       redis.call('DEL', KEYS[i])
     else
       redis.call('PEXPIRE', KEYS[i], keep_ms)
-      is_kept = string.find(value .. '\n', '\nkept\n', 1, true)
+      is_kept = string.sub(value, -5) == '\nkept'
     end
     if not is_kept then wake_first(wait_queue, keep_ms) end
     released = 1

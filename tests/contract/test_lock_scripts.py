@@ -124,6 +124,19 @@ def test_start_that_a_clock_stored_that_was_ahead_ends_after_its_period(
     assert longest - 5000 < subject.pttl(subject.lock) <= most
 
 
+def test_lock_of_a_holder_whose_name_is_that_of_a_mark_ends_after_max_ttl(
+    subject: Subject,
+) -> None:
+    """The last line alone makes a permit for a start, and no task id 'kept'."""
+    subject.admit()
+    held = value(5, holder_info="job\nkept\nkept\n7\n2.500")
+    subject.set(subject.lock, held, px=3_600_000)
+
+    assert subject.acquire(OTHER)[:2] == [TAKEN, held]
+
+    assert subject.pttl(subject.lock) <= subject.longest(MAX_TTL)
+
+
 @pytest.mark.parametrize("held", [b"foreign", value(5) + b"\nkept", b"a\nb\nc"])
 def test_only_locks_end_after_max_ttl(subject: Subject, held: bytes) -> None:
     """A permit for a start may be kept for a day, and a value of others is theirs."""

@@ -106,6 +106,18 @@ def test_release_with_keep_tells_when_the_lock_is_free(
     assert listener.messages() == [f"1 {TTL}".encode()]
 
 
+def test_release_with_keep_wakes_whatever_the_names_of_the_holder_are(
+    subject: Subject, listener: Listener
+) -> None:
+    """The last line alone makes a permit for a start, and no task id 'kept'."""
+    subject.acquire(holder_info="job\nkept\nkept\n7\n2.500")
+    subject.join_wait_queue(f"{listener.channel}/1")
+
+    assert subject.release(keep_ms=TTL) == 1
+
+    assert listener.messages() == [f"1 {TTL}".encode()]
+
+
 @WAKING
 def test_waiters_that_do_not_listen_are_passed_over(
     subject: Subject, listener: Listener, how: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -183,6 +184,17 @@ def test_holder_may_have_a_publication_and_a_newcomer() -> None:
     assert (holder.published, holder.cancelled_by) == (42, "job[newcomer]")
     assert Holder.parse(f"t\n1\n{info}").cancelled_by == ""
     assert (holder.task, holder.task_id, holder.started) == ("job", "id", 2.5)
+
+
+@pytest.mark.parametrize("newcomer", ["", "job[newcomer]"])
+def test_name_of_a_holder_is_no_newcomer(newcomer: str) -> None:
+    """The last line alone names one, and no task id that begins as it does."""
+    holder = Holder("t", 1, "job", "cancelled 42", "host", 7, 2.5, published=42)
+    last = f"\ncancelled {newcomer}" if newcomer else ""
+
+    again = Holder.parse(f"t\n1\n{holder.info()}{last}")
+
+    assert again == replace(holder, cancelled_by=newcomer)
 
 
 def test_holder_without_a_publication_has_five_fields() -> None:
