@@ -241,6 +241,7 @@ def _read(spec: Any) -> NodeAddress:
             f"The name of the node {url} must be text without spaces and commas."
         )
     address = NodeAddress(name or _name_of(text), url)
+    _refuse_unstorable(address)
     if address.is_store:
         return address
     from redis.exceptions import RedisError  # noqa: PLC0415  (see `connection`)
@@ -316,6 +317,20 @@ def _refuse_unencodable(url: str) -> None:
         raise ConfigurationError(
             f"The node {printable(mask_url(url))} cannot be used: a character of it "
             "has no UTF-8, as in a variable of the environment with another encoding."
+        )
+
+
+def _refuse_unstorable(address: NodeAddress) -> None:
+    """Refuse a name that the nodes cannot tell from the names beside it.
+
+    Raises:
+        ConfigurationError: It has what separates names, or another line.
+    """
+    if ", " in address.name or not address.name.isprintable():
+        raise ConfigurationError(
+            f"The node URL {address.url} makes a name with a comma and a space, or "
+            "with what cannot be printed. Give the node a name: "
+            '{"url": ..., "name": "redis-a"}.'
         )
 
 

@@ -261,6 +261,9 @@ def test_bad_node_is_a_clear_error_without_the_password(spec: Any) -> None:
         ("unix://", "names no socket; write unix:///path/to.sock"),
         ({"urls": "redis://a"}, '{"url": "redis://host:6379/0", "name": "a name"}'),
         ({"url": "redis://a", "name": "a b"}, "text without spaces and commas"),
+        ("unix:///my, own/redis.sock", '{"url": ..., "name": "redis-a"}'),
+        ("unix:///my%2C%20own/redis.sock", "a name with a comma and a space"),
+        ("unix:///a%0Ab.sock", "with what cannot be printed"),
         ("redis://a?no_such_option=1", "no_such_option"),
         *(
             (f"{scheme}://me:{SECRET}\udcff@a:1", "a character of it has no UTF-8")
