@@ -121,6 +121,23 @@ def test_name_that_leads_to_another_server_makes_no_second_majority(
         holder.release(lease)
 
 
+def test_name_of_the_only_node_that_leads_to_two_servers_lets_two_hold(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """No other node sees both servers: one address that moves, and moves back."""
+    servers = [start_nodes(1) for _ in range(2)]
+    names = [[{"name": "a", "url": one.urls[0]}] for one in servers]
+    with client(names[0]) as redlock, client(names[1]) as rival:
+        for one, nodes in zip((redlock, rival), servers, strict=True):
+            initialize_anew(one, nodes)
+
+        leases = [granted(redlock, key), granted(rival, key)]
+
+        until(lambda: redlock.extend(leases[0]))
+        until(lambda: rival.extend(leases[1]))
+        assert all(lease.is_valid() for lease in leases)
+
+
 @pytest.mark.parametrize("is_guarded", [True, False], ids=["on", "off"])
 def test_restart_guard_is_changed_by_the_steps_of_the_refusal(
     start_nodes: Callable[..., DevNodes], key: str, *, is_guarded: bool
