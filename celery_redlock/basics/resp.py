@@ -23,6 +23,12 @@ _LENGTH = re.compile(rb"-1|0|[1-9][0-9]{0,18}")
 _NUMBERS = {b":": re.compile(rb"0|-?[1-9][0-9]{0,18}"), b"$": _LENGTH, b"*": _LENGTH}
 
 
+BUSY = (
+    "is busy with a script of a client; wait for its end, or end it with SCRIPT KILL. "
+    "Do not restart it: that loses its locks"
+)
+"""In place of what a busy server says, which advises SHUTDOWN. After its name."""
+
 DOES_NOT_KNOW = "does not know the command "
 """Before the name of a command; after the name of a node."""
 
@@ -60,8 +66,10 @@ def unknown_command(error: str, script: str = "") -> str:
 
 def refusal_of(error: str, script: str = "") -> str:
     """Return a clause about a node that answered with this error, of this script."""
+    if "busy running a script" in error:
+        return BUSY
     command = unknown_command(error, script)
-    return DOES_NOT_KNOW + command if command else f"answered {error}"
+    return DOES_NOT_KNOW + command if command else f"answered {error.rstrip('.')}"
 
 
 def may_evict(policy: str) -> str:

@@ -200,7 +200,7 @@ def _without_errors(replies: list[Any]) -> list[Any]:
     """
     for reply in replies:
         if isinstance(reply, ErrorReply) and not str(reply).startswith("WRONGTYPE"):
-            raise NodeUnreachable(refusal_of(str(reply)).rstrip("."))
+            raise NodeUnreachable(refusal_of(str(reply)))
     return replies
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from celery_redlock.basics.resp import (
+    BUSY,
     DOES_NOT_KNOW,
     ErrorReply,
     may_evict,
@@ -333,10 +334,7 @@ _KNOWN = {
     "loading the dataset": (
         "loads its data from its disk; wait until it has: its log says how far it is"
     ),
-    "busy running a script": (
-        "is busy with a script of a client; wait for its end, or end it with SCRIPT "
-        "KILL. Do not restart it: that loses its locks"
-    ),
+    "busy running a script": BUSY,
     "protected mode": (
         "lets only clients of its own machine in (protected mode); give it a password, "
         "as in requirepass, and write that into redlock_nodes"

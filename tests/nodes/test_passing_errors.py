@@ -15,6 +15,7 @@ from celery_redlock.locks.watchdog import Watchdog
 from tests.nodes.support import (
     client,
     plain_client,
+    refusal,
     until,
     until_all_vote,
     until_nothing_is_left,
@@ -99,6 +100,20 @@ def test_release_that_nodes_refuse_is_sent_again(
 
         until_nothing_is_left(three_nodes, key)
         until(lambda: not redlock.transport.has_pending)
+
+
+def test_busy_node_is_told_with_a_remedy_that_keeps_its_locks(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """The server advises SHUTDOWN NOSAVE, which loses them."""
+    first, second, _ = three_nodes.nodes
+    with client(three_nodes) as redlock:
+        until_all_vote(redlock)
+        with busy(first), busy(second):
+            error = str(refusal(redlock, key, says="is busy"))
+
+    assert "end it with SCRIPT KILL. Do not restart it" in error
+    assert "SHUTDOWN" not in error
 
 
 def test_claim_whose_release_nodes_refuse_is_released_later(

@@ -281,9 +281,9 @@ def test_command_that_a_node_does_not_know_is_named(error: str) -> None:
     ],
 )
 def test_other_errors_are_told_as_they_are(error: str) -> None:
-    """Also one whose line of the script calls no command."""
+    """Without a dot, and also one whose line of the script calls no command."""
     assert unknown_command(error, SCRIPT) == ""
-    assert refusal_of(error, SCRIPT) == f"answered {error}"
+    assert refusal_of(error, SCRIPT) == f"answered {error.removesuffix('.')}"
 
 
 @pytest.mark.parametrize("new", [PythonReader, hiredis_reader])
