@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from celery_redlock.scripts import FREE, GRANTED, TAKEN
 from tests.contract.subjects import (
     NO_KEY,
     OTHER,
     SHORT,
+    SOON,
     TTL,
     Subject,
     value,
@@ -18,6 +20,7 @@ from tests.contract.subjects import (
 
 if TYPE_CHECKING:
     from tests.contract.listener import Listener
+    from tests.contract.subjects import ServerSubject
 
 WAKING = pytest.mark.parametrize("how", ["release", "leave_wait_queue"])
 
@@ -116,6 +119,25 @@ def test_release_with_keep_wakes_whatever_the_names_of_the_holder_are(
     assert subject.release(keep_ms=TTL) == 1
 
     assert listener.messages() == [f"1 {TTL}".encode()]
+
+
+def test_subscriber_to_a_pattern_takes_the_wake_up_of_a_waiter_that_is_gone(
+    server: ServerSubject,
+) -> None:
+    """The node counts it as one that hears the waiter, and wakes no other."""
+    server.acquire()
+    channel = server.key("w")
+    for rank in (1, 2):
+        server.join_wait_queue(f"{channel}/{rank}", rank)
+    with redis.Redis.from_url(server.node.url, retry=None) as monitor:
+        subscription = monitor.pubsub()
+        subscription.psubscribe(f"{channel}*")
+        assert subscription.get_message(timeout=SOON)
+
+        assert server.release() == 1
+        subscription.close()
+
+    assert server.waiters() == [f"{channel}/2".encode()]
 
 
 @WAKING

@@ -1,4 +1,5 @@
--- Wake the first waiter whose process still listens; remove those before it. With
+-- Wake the first waiter whose process still listens; remove those before it. (A client
+-- that subscribes to patterns listens for each of them.) With
 -- behind, '(' and a rank, it is the first of those that come after this rank.
 -- A waiter is its channel, a slash and its name. The lock does not depend on the
 -- queue, hence pcall: an ACL or a key of another type must not fail the script.
