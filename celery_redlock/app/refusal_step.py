@@ -32,6 +32,8 @@ class RefusalStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._timer = None
 
     def _look(self, pool: Any) -> None:
+        if not pool.active:  # a cold shutdown stops it before the timer
+            return
         own = [os.getpid()]
         pids = pool.info.get("processes") or own
         if pids == own:  # threads, greenlets, or solo
