@@ -51,6 +51,7 @@ from celery_redlock.basics.forks import forks_wait
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.process import start_thread
 from celery_redlock.basics.text import check_id, on_nodes
+from celery_redlock.errors import FingerprintError
 from celery_redlock.line.backlog import keep_place
 from celery_redlock.line.successors import withdraw
 from celery_redlock.locks.limits import with_copies
@@ -376,7 +377,12 @@ class RedlockRequest(Request):
             looks_for_claim = not header.claim and options.is_claimed
             if not (looks_for_claim or options.registers_successors):
                 return
-            key, _ = self._wanted()
+            try:
+                key, _ = self._wanted()
+            except FingerprintError:
+                if options.registers_successors:
+                    raise
+                return  # its arguments do not fit, so no publisher has claimed it
             if looks_for_claim:  # the project has replaced the headers
                 release_claim(runtime, key, self.id, self.task.name)
             if options.registers_successors:

@@ -35,6 +35,7 @@ from kombu.exceptions import OperationalError
 import celery_redlock.operations.scan  # noqa: F401
 from celery_redlock import DuplicateTask
 from celery_redlock.basics import process
+from celery_redlock.errors import FingerprintError
 from celery_redlock.line.backlog import join_backlog, place_of_newcomer
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder, family_of
@@ -510,6 +511,23 @@ def test_revoked_message_releases_the_claim_that_it_carries(worker: Worker) -> N
     request._announce_revoked("revoked", False, None, False)  # noqa: FBT003, SLF001  (Celery's)
 
     assert worker.claims("key-of-the-publisher") == {}
+
+
+def test_call_whose_arguments_do_not_fit_has_no_claim_to_release(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was sent by name, so no publisher has claimed it, and no line says so."""
+
+    def job(number: int) -> int:
+        return number
+
+    worker.task(unique_while="queued")(job)
+    request = receive(worker)
+    error = FingerprintError("it cannot be called like this")
+
+    request.on_failure(failure(error), return_ok=True)
+
+    assert "was not released" not in caplog.text
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
