@@ -40,6 +40,7 @@ from tests.contrib.ledgers import (
     Ledger,
     SqlAlchemyLedger,
     closing_connections,
+    open_ledger,
 )
 from tests.unit.tasks.support import Worker, open_app
 
@@ -52,6 +53,17 @@ EMPTY = Waiting(0, 0.0)
 KILL_OTHERS = """
     SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
     WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
+
+# Notes the isolation level of each change of a message.
+LEVELS = """
+    CREATE TABLE levels (change text, level text);
+    CREATE FUNCTION note_level() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        INSERT INTO levels VALUES (TG_OP, current_setting('transaction_isolation'));
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER note_level AFTER INSERT OR UPDATE OR DELETE
+    ON celery_redlock_{} EXECUTE FUNCTION note_level();
 """
 
 
@@ -456,6 +468,41 @@ def test_two_processes_publish_a_message_once(
 
     assert [found for found, _ in deliver(worker)] == [result.id]
     assert outbox.waiting() == EMPTY
+
+
+@pytest.fixture
+def serializable(postgres: str) -> Iterator[str]:
+    """Give a PostgreSQL whose transactions are SERIALIZABLE, if none says otherwise."""
+    engine = create_engine(postgres, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    setting = f"ALTER DATABASE {engine.url.database} {{}} default_transaction_isolation"
+    with engine.connect() as connection:
+        connection.execute(text(f"{setting.format('SET')} = 'serializable'"))
+        yield postgres
+        connection.execute(text(setting.format("RESET")))
+
+
+def test_messages_are_taken_and_deleted_by_read_committed_transactions(
+    worker: Worker, serializable: str, orm: str, ship: Any
+) -> None:
+    """Serializable ones fail beside others, and then messages are published twice."""
+    ledger = open_ledger(orm, serializable)
+    outbox = Outbox(ledger.database, app=worker.app)
+    engine = create_engine(serializable, poolclass=NullPool)
+    with engine.begin() as connection:
+        table = "message" if orm == "sqlalchemy" else "outboxmessage"
+        connection.execute(text(LEVELS.format(table)))
+    with closing_connections(), ledger.transaction() as session:
+        outbox.send(ship, ("a",), session=session)
+
+    with engine.begin() as connection:
+        found = connection.execute(text("SELECT DISTINCT * FROM levels")).all()
+        connection.execute(text("DROP FUNCTION note_level CASCADE; DROP TABLE levels"))
+    assert sorted(found) == [
+        ("DELETE", "read committed"),
+        ("INSERT", "serializable"),
+        ("UPDATE", "read committed"),
+    ]
+    assert len(deliver(worker)) == 1
 
 
 @pytest.mark.parametrize("interrupt", [SoftTimeLimitExceeded(), LockLost("lost")])

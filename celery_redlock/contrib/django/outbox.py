@@ -7,6 +7,7 @@ this alias, and published by ``transaction.on_commit``.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from celery_redlock.effects.outbox import OutboxMessage, Which
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
     from datetime import datetime
 
 _FIELDS = [field.name for field in fields(OutboxMessage)]
@@ -106,7 +107,7 @@ class DjangoMessages:
             rows = rows.select_for_update(
                 skip_locked=features.has_select_for_update_skip_locked
             )
-        with transaction.atomic(using=self._alias, durable=True):
+        with self._transaction():
             if not features.has_select_for_update:
                 # SQLite: begin with a write, as in `records`.
                 self._rows().filter(pk="").update(task=F("task"))
@@ -120,11 +121,27 @@ class DjangoMessages:
     ) -> None:
         """Delete the published messages, and free the others."""
         self._replace_dead_connection()
-        if done:
-            self._rows().filter(pk__in=done).delete()
-        if kept:
-            ours = self._rows().filter(pk__in=kept, taken_until=as_moment(until))
-            ours.update(taken_until=None)
+        with self._transaction():
+            if done:
+                self._rows().filter(pk__in=done).delete()
+            if kept:
+                ours = self._rows().filter(pk__in=kept, taken_until=as_moment(until))
+                ours.update(taken_until=None)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Run the block in a transaction that others cannot make fail.
+
+        That is READ COMMITTED. A stricter one fails if another process has changed a
+        row since it began: then a published message would be published again.
+        """
+        connection = connections[self._alias]
+        is_first = not connection.in_atomic_block  # not so in a TestCase
+        with transaction.atomic(using=self._alias, durable=True):
+            if is_first and connection.vendor == "postgresql":
+                with connection.cursor() as cursor:
+                    cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            yield
 
     def _replace_dead_connection(self) -> None:
         """Close a connection that has failed and does not answer: Django opens another.

@@ -15,6 +15,7 @@ In the body of a task with ``exactly_once_in`` the session is that of the call.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ from celery_redlock.effects.outbox import OutboxMessage, Which
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
     from datetime import datetime
 
 _NAME = "celery_redlock_message"
@@ -143,7 +144,7 @@ class SqlAlchemyMessages:
             rows = rows.where(_TABLE.c.id.in_(which.ids))
         if which.before is not None:
             rows = rows.where(_TABLE.c.written_at < which.before)
-        with self._new_session() as session, session.begin():
+        with self._transaction() as session:
             if session.connection().dialect.name == "sqlite":
                 # Begin with a write, as in `records`.
                 nothing = update(_TABLE).where(_TABLE.c.id == "")
@@ -158,7 +159,7 @@ class SqlAlchemyMessages:
         self, done: Collection[str], kept: Collection[str], until: datetime
     ) -> None:
         """Delete the published messages, and free the others."""
-        with self._new_session() as session, session.begin():
+        with self._transaction() as session:
             if done:
                 session.execute(delete(_TABLE).where(_TABLE.c.id.in_(done)))
             if kept:
@@ -171,6 +172,19 @@ class SqlAlchemyMessages:
         with self._new_session() as session, session.begin():
             count, oldest = session.execute(asked).one()
         return count, oldest and in_utc(oldest)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Session]:
+        """Give a session in a transaction that others cannot make fail.
+
+        That is READ COMMITTED. A stricter one fails if another process has changed a
+        row since it began: then a published message would be published again.
+        """
+        with self._new_session() as session, session.begin():
+            if session.get_bind().dialect.name == "postgresql":
+                level = {"isolation_level": "READ COMMITTED"}
+                session.connection(execution_options=level)
+            yield session
 
     def _new_session(self) -> Session:
         """Return another session than the caller's, which may be in a transaction."""
