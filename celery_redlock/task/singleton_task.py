@@ -183,6 +183,10 @@ class SingletonTask(_Base[P, R]):
                 "of its options, and cannot be set. Write redlock = {...}."
             )
         cls._read_options()
+        if "_decorated" in vars(cls):
+            # Celery registers the task first, and then binds it. In between, another
+            # thread would use it: the first requests of a web server come together.
+            cls.bind(cls.app)
 
     @classmethod
     def _read_options(cls) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import celery
@@ -166,6 +168,47 @@ def test_option_without_its_name_is_refused(given: Any) -> None:
     """The error tells the way to write it."""
     with pytest.raises(TypeError, match=r"@singleton_task\(app=app, key="):
         singleton_task(given)
+
+
+def test_first_use_in_several_threads_at_once_finds_the_whole_task() -> None:
+    """The first requests of a web server come together, and Celery makes tasks late."""
+    app = Celery("web", set_as_current=False)
+    is_half_made, has_been_used = threading.Event(), threading.Event()
+
+    class SlowTask(Task):
+        abstract = True
+
+        @classmethod
+        def on_bound(cls, app: Celery) -> None:
+            super().on_bound(app)
+            if not is_half_made.is_set():
+                is_half_made.set()
+                has_been_used.wait(30)
+
+    @singleton_task(app=app, base=SlowTask, key="stock:{shelf}")
+    def count(shelf: int) -> None: ...
+
+    with ThreadPoolExecutor(1) as requests:
+        first = requests.submit(lambda: count.lock_key(1))
+        assert is_half_made.wait(30)
+        try:
+            assert count.lock_key(2) == "stock:2"
+        finally:
+            has_been_used.set()
+        assert first.result() == "stock:1"
+
+
+def test_task_that_was_refused_once_is_refused_again() -> None:
+    """No half of it stays registered."""
+    app = Celery("web", set_as_current=False)
+    app.conf.task_annotations = {"count": {"redlock": {"ttl": -1}}}
+
+    @singleton_task(app=app, name="count", key="stock:{shelf}")
+    def count(shelf: int) -> None: ...
+
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="ttl is -1"):
+            count.lock_key(1)
 
 
 def test_celerys_own_decorator_does_the_same(app: Celery) -> None:
