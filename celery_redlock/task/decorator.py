@@ -109,7 +109,10 @@ def singleton_task(
     if function is None:
         return functools.partial(singleton_task, app=app, base=base, **options)
     if isinstance(function, (Proxy, Task)):
-        raise TypeError("@singleton_task was applied to a task; apply it once, alone.")
+        raise TypeError(
+            "@singleton_task was applied to a task. It makes a task of a function. "
+            "Remove @app.task or @shared_task below it, and give it their options."
+        )
     if not callable(function):
         raise TypeError(
             f"@singleton_task was given a {type(function).__name__} in place of a "

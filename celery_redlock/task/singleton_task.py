@@ -32,7 +32,7 @@ from typing import (
 )
 
 from celery import Task
-from celery._state import get_current_worker_task
+from celery._state import get_current_task, get_current_worker_task
 from celery.exceptions import Ignore, Retry
 from kombu.utils.imports import symbol_by_name
 
@@ -251,6 +251,7 @@ class SingletonTask(_Base[P, R]):
         body: Callable[[], R] = functools.partial(super().__call__, *args, **kwargs)
         if not self._takes_lock(request):
             if request.called_directly and self.lock_options is not None:
+                self._refuse_to_be_a_body()
                 self._warn_of_direct_call()
             return body()
         execution = Execution(Call.of(self, request, args, kwargs))
@@ -285,6 +286,17 @@ class SingletonTask(_Base[P, R]):
         # ``self(n - 1)`` in a body comes here with the request of that body.
         execution = running()
         return execution is None or not execution.is_of(self, request)
+
+    def _refuse_to_be_a_body(self) -> None:
+        """Raise if Celery's decorator has made another task, without a lock, of it."""
+        caller = get_current_task()
+        # Either may be a proxy, so they are compared and not identical.
+        if caller is not None and getattr(caller, "__wrapped__", None) == self:
+            raise ConfigurationError(
+                f"The task {caller.name} would run {self.name} without its lock: "
+                "@app.task or @shared_task was applied above @singleton_task. Nothing "
+                "ran. Remove that decorator, and give its options to @singleton_task."
+            )
 
     def _warn_of_direct_call(self) -> None:
         """Log a call by Celery itself that takes no lock."""

@@ -157,8 +157,42 @@ def test_second_application_is_refused(app: Celery) -> None:
     """The decorator accepts a function, not a task."""
     job = job_of(app)
 
-    with pytest.raises(TypeError, match="once"):
+    with pytest.raises(TypeError, match=r"Remove @app.task"):
         singleton_task(job)
+
+
+@pytest.mark.parametrize("bind", [False, True])
+@pytest.mark.parametrize("options", [{}, {"autoretry_for": (OSError,)}])
+@pytest.mark.parametrize("call", ["apply", "__call__"])
+def test_celerys_decorator_around_ours_does_not_run_the_body_without_its_lock(
+    app: Celery, call: str, options: dict[str, Any], *, bind: bool
+) -> None:
+    """Celery would take the locked task for a body, and call it as a function."""
+    ran = []
+
+    @app.task(shared=False, bind=bind, **options)
+    @singleton_task(app=app, name="order.pay", key="order:{number}")
+    def pay(number: int) -> None:
+        ran.append(number)
+
+    with pytest.raises(ConfigurationError, match=r"Remove that decorator") as caught:
+        pay(7) if call == "__call__" else pay.apply((7,)).get()
+    assert "order.pay" in str(caught.value)
+    assert not ran
+
+
+def test_task_calls_a_locked_task_as_a_function(app: Celery) -> None:
+    """A call as a function takes no lock, and is not refused."""
+
+    @singleton_task(app=app, shared=False, key="order:{number}")
+    def inner(number: int) -> int:
+        return number + 1
+
+    @app.task(shared=False)
+    def outer() -> Any:
+        return inner(3)
+
+    assert outer.apply().get() == 4
 
 
 @pytest.mark.parametrize(
