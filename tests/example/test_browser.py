@@ -373,3 +373,23 @@ def test_support_sees_locks_and_may_not_release_them(live: Browser) -> None:
     assert not live.count("a[href*=release]")
     live.open(f"{ADMIN}release/?key=report:7")
     live.sees("403 Forbidden", "body")
+
+
+def test_admin_shows_a_usual_key_on_one_line_of_a_telephone(live: Browser) -> None:
+    """Other columns leave no room, and letters of a key below each other say little."""
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    live.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        click_and_hold(live, 7)
+        log_in(live, "support")
+        live.sees("report:7", "#result_list")
+        lines = live.driver.execute_script(
+            "const keys = [...document.querySelectorAll('#result_list th.key')];"
+            "const cell = keys.find((one) => one.textContent === 'report:7');"
+            "const text = document.createRange();"
+            "text.selectNodeContents(cell);"
+            "return text.getClientRects().length;"
+        )
+        assert lines == 1
+    finally:
+        live.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
