@@ -10,7 +10,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import create_engine, event, select, update
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    Session,
+    configure_mappers,
+    mapped_column,
+)
 from sqlalchemy.pool import NullPool
 
 from celery_redlock.contrib.sqlalchemy import Fenced, update_fenced
@@ -41,6 +47,10 @@ class Write(Base):
     name: Mapped[str]
     fence: Mapped[int]
     run: Mapped[str]
+
+
+# Not at first use, in the body of a job: an interrupt would leave them unusable.
+configure_mappers()
 
 
 class Ledger:
