@@ -6,6 +6,8 @@ import html
 from typing import Any
 
 _VOID = {"br", "input", "link", "meta"}
+# They would turn the rest of a sentence around: a key can have them.
+_DIRECTIONS = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "·")
 
 
 class Html(str):
@@ -45,4 +47,6 @@ def tag(name: str, /, *parts: Any, **attributes: Any) -> Html:
 
 
 def _escaped(part: object) -> str:
-    return part if isinstance(part, Html) else html.escape(str(part))
+    if isinstance(part, Html):
+        return part
+    return html.escape(str(part)).translate(_DIRECTIONS)

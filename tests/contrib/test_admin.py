@@ -261,6 +261,20 @@ def test_release_asks_and_states_the_risk(site: Site) -> None:
     assert site.is_held()
 
 
+def test_key_that_turns_text_around_leaves_the_question_readable(site: Site) -> None:
+    """A key may have a word of a user, with a sign for text from right to left."""
+    key = "user:\u202eeve"
+    site.hold(key)
+    browser = site.log_in(MAY)
+
+    page = browser.get(RELEASE, {"key": key})
+    shown = text_of(page)
+
+    assert "\u202e" not in shown
+    assert "the lock user:·eve from its holder" in shown
+    assert f'name="key" value="{key}"' in page.content.decode()
+
+
 @pytest.mark.long
 def test_holder_with_different_fences_is_named_once(site: Site) -> None:
     """A holder is one holder, though nodes have different fences for it."""
