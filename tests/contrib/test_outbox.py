@@ -505,6 +505,23 @@ def test_messages_are_taken_and_deleted_by_read_committed_transactions(
     assert len(deliver(worker)) == 1
 
 
+def test_session_of_a_connection_in_a_transaction_will_do(
+    worker: Worker, pooled: Engine, ship: Any
+) -> None:
+    """As in tests of a project that roll back an outer transaction."""
+    with pooled.connect() as connection, connection.begin() as outer:
+        mode: Any = "create_savepoint"
+        made = sessionmaker(connection, join_transaction_mode=mode)
+        outbox = Outbox(made, app=worker.app)
+        with made.begin() as session:
+            outbox.send(ship, ("a",), session=session)
+
+        assert outbox.waiting() == EMPTY
+        outer.rollback()
+
+    assert len(deliver(worker)) == 1
+
+
 @pytest.mark.parametrize("interrupt", [SoftTimeLimitExceeded(), LockLost("lost")])
 def test_interrupt_that_comes_while_a_message_is_published_ends_the_body(
     worker: Worker, ledger: Ledger, outbox: Outbox, interrupt: Exception
