@@ -759,7 +759,7 @@ def _stores_tables(found: dict[str, Any]) -> dict[str, str]:
     many = table(
         (
             *("", "leases", "all renewed, ms", "client CPU, ms", "tasks a second"),
-            *("of plain Celery", "÷ plain Celery"),
+            *("of plain Celery", "÷ plain Celery", "two writes ÷ plain Celery"),
         ),
         [
             (
@@ -772,9 +772,10 @@ def _stores_tables(found: dict[str, Any]) -> dict[str, str]:
                         f"{row['tasks']['per_second']:.0f}",
                         f"{row['tasks']['plain_per_second']:.0f}",
                         f"{row['tasks']['to_plain']:.2f} ×",
+                        f"{row['tasks']['writes_to_plain']:.2f} ×",
                     )
                     if "tasks" in row
-                    else ("–", "–", "–")
+                    else ("–", "–", "–", "–")
                 ),
             )
             for row in rows

@@ -13,14 +13,17 @@ ZooKeeper  ``Lock`` of kazoo              a create and a delete of a node
 ========== ============================== ============================================
 
 *Two writes* are the least that a lock costs which a crash does not forget. The advisory
-lock is in memory only: it ends with its connection.
+lock is in memory only: it ends with its connection. A task that does them in its body
+is the most that a task with a lock can reach.
+
+Each fence counter was raised before tasks are measured, as in a store that has run for
+an hour. The first lock of a counter costs more, once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import os
 import sys
 from contextlib import ExitStack, closing
@@ -33,6 +36,7 @@ from benchmarks.runner import PATIENT, Contender, interleave, median_cost, ratio
 from celery_redlock.devnodes import DevNodes, DevStore
 from celery_redlock.errors import LockHeld, RedlockError
 from celery_redlock.locks.redlock import Redlock
+from celery_redlock.scripts.keys import STRIPES, stripe_of
 from celery_redlock.stores.connection import store_of
 
 if TYPE_CHECKING:
@@ -44,6 +48,8 @@ _HOLD = 60.0  # seconds; longer than all refusals of a store take
 _LONG = 3600  # seconds; longer than a store is measured
 _NAME = "benchmark"
 _NUMBER = 1_234_567  # of the advisory lock
+_ENOUGH = 20 * STRIPES  # keys: some for each counter
+_AT_ONCE = 64  # keys of one lock
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
@@ -157,6 +163,8 @@ def _refused(redlock: Redlock) -> None:
 def _tasks(url: str, *, quick: bool) -> dict[str, float]:
     """Return how many tasks with a lock run, beside those of plain Celery."""
     rounds, count = (1, 20) if quick else (7, 100)
+    if not quick:
+        _raise_counters(url)
     with DevNodes(1, initialize=False) as broker:
         os.environ["BENCHMARK_SERVERS"] = f"{broker.urls[0]} {url}"
         module = "benchmarks.groups.stores_app"
@@ -171,12 +179,22 @@ def _tasks(url: str, *, quick: bool) -> dict[str, float]:
                 rounds=rounds,
             )
         project.app.close()
-    plain, ours = costs["plain Celery"], costs[US]
+    plain, ours, writes = costs["plain Celery"], costs[US], costs[WRITES]
     return {
         "plain_per_second": 1e6 / median_cost(plain).wall,
         "per_second": 1e6 / median_cost(ours).wall,
         "to_plain": ratio(plain, ours),
+        "writes_to_plain": ratio(plain, writes),
     }
+
+
+def _raise_counters(url: str) -> None:
+    """Take a lock of each fence counter, many at once."""
+    keys = {stripe_of(key): key for key in map(str, range(_ENOUGH))}
+    names = list(keys.values())
+    with closing(Redlock([url], node_timeout=PATIENT)) as redlock:
+        for start in range(0, len(names), _AT_ONCE):
+            redlock.release(redlock.acquire(names[start : start + _AT_ONCE]))
 
 
 # -- The drivers -----------------------------------------------------------------------
@@ -196,17 +214,6 @@ def _psycopg(url: str) -> Iterator[_Peer]:
         connection.execute(
             "CREATE TABLE benchmark (name text PRIMARY KEY, value text, ends bigint)"
         )
-
-        row = (_NAME, "token", 1)
-        connection.execute("INSERT INTO benchmark VALUES (%s, %s, %s)", row)
-
-        def write() -> None:
-            for value in ("another token", "token"):
-                connection.execute(
-                    "UPDATE benchmark SET value = %s, ends = ends + 1 WHERE name = %s",
-                    (value, _NAME),
-                )
-
         yield _Peer(
             "advisory lock, psycopg",
             lambda: connection.execute(take, (_NUMBER,)).fetchone(),
@@ -214,7 +221,7 @@ def _psycopg(url: str) -> Iterator[_Peer]:
                 "SELECT pg_advisory_unlock(%s)", (_NUMBER,)
             ).fetchone(),
             lambda: connection.execute(take, held).fetchone(),
-            write,
+            _updates(connection, _NAME),
         )
 
 
@@ -232,16 +239,12 @@ def _etcd3gw(url: str) -> Iterator[_Peer]:
         lock.acquire()
         taken.append(lock)
 
-    def write() -> None:
-        client.put("two writes", "token")
-        client.delete("two writes")
-
     yield _Peer(
         "etcd3gw Lock",
         take,
         lambda: taken.pop().release(),
         lambda: client.lock("refused", ttl=TTL).acquire(),
-        write,
+        _puts(client, "two writes"),
     )
     for one in (client, other):
         one.session.close()
@@ -261,20 +264,66 @@ def _kazoo(url: str) -> Iterator[_Peer]:
         other.Lock("/benchmark/refused").acquire()
         lock = client.Lock(f"/benchmark/{_NAME}")
         refused = client.Lock("/benchmark/refused")
-        numbers = itertools.count()
-
-        def write() -> None:
-            name = f"/benchmark/{next(numbers)}"
-            client.create(name, b"token")
-            client.delete(name)
-
         yield _Peer(
             "kazoo Lock",
             lambda: lock.acquire(blocking=False),
             lock.release,
             lambda: refused.acquire(blocking=False),
-            write,
+            _creates(client, "two writes"),
         )
+
+
+def _updates(connection: Any, name: str) -> Callable[[], None]:
+    connection.execute("INSERT INTO benchmark VALUES (%s, 'token', 1)", (name,))
+
+    def write() -> None:
+        for value in ("another token", "token"):
+            connection.execute(
+                "UPDATE benchmark SET value = %s, ends = ends + 1 WHERE name = %s",
+                (value, name),
+            )
+
+    return write
+
+
+def _puts(client: Any, name: str) -> Callable[[], None]:
+    def write() -> None:
+        client.put(name, "token")
+        client.delete(name)
+
+    return write
+
+
+def _creates(client: Any, name: str) -> Callable[[], None]:
+    def write() -> None:
+        client.create(f"/benchmark/{name}", b"token")
+        client.delete(f"/benchmark/{name}")
+
+    return write
+
+
+def writer(url: str, name: str) -> Callable[[], None]:
+    """Connect a process to a store that is measured; return what does two writes.
+
+    Args:
+        url: Of the store.
+        name: Of what it writes, which no other process does.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "postgresql":
+        import psycopg  # noqa: PLC0415  (may be absent)
+
+        return _updates(psycopg.connect(url, autocommit=True), name)
+    if parts.scheme == "etcd":
+        from etcd3gw.client import Etcd3Client  # noqa: PLC0415  (may be absent)
+
+        host, _, port = parts.netloc.partition(",")[0].partition(":")
+        return _puts(Etcd3Client(host, int(port), api_path="/v3/"), name)
+    from kazoo.client import KazooClient  # noqa: PLC0415  (may be absent)
+
+    client = KazooClient(parts.netloc)
+    client.start()
+    return _creates(client, name)
 
 
 # Name -> the store, whether a commit waits for the disk, and the lock of its driver.
