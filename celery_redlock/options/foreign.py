@@ -1,11 +1,16 @@
-"""Options of other libraries, each with the library that has it.
+"""Names that are meant as lock options and are none, each with what to write instead.
 
-A name of another library would be an attribute of the task that nothing reads, and the
-task would lock in another way than its author thinks. So these names are refused. The
-page about the migration from the library says what to write instead.
+Such a name would be an attribute of the task that nothing reads, and the task would
+lock in another way than its author thinks. So these names are refused: the options of
+other libraries, the settings of an app, and usual names for options of a lock.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _OPTIONS = {
     "celery-once": (
@@ -15,6 +20,7 @@ _OPTIONS = {
     "celery-singleton": ("lock_expiry", "raise_on_duplicate"),
     "celery-heimdall": (
         *("heimdall", "unique_raises", "unique_timeout", "unique_wait_for_expiry"),
+        *("unique_lock_blocking", "unique_lock_timeout", "lock_prefix"),
         *("times", "per"),
     ),
     "rhubarb": ("lock_ttl",),
@@ -22,7 +28,27 @@ _OPTIONS = {
 
 FOREIGN = {
     name: f"It is an option of {library}. docs/how-to/migrate-from-{library}.md says "
-    "what to write here instead of it."
+    "what to write instead of it."
     for library, names in _OPTIONS.items()
     for name in names
 }
+
+_USUAL = {
+    "lock_key": "Did you mean 'key'?",
+    "lock_timeout": "A lock is renewed until its run ends, and needs no timeout. ttl "
+    "says how long nodes keep the lock of a process that was killed. Celery's "
+    "time_limit ends a run.",
+}
+_SETTING = "redlock_"
+
+
+def remedy_of(name: str, known: Collection[str]) -> str:
+    """Return what to write instead of a name that is none of the ``known`` options.
+
+    It is "" for a name that may be an attribute of a task.
+    """
+    if not name.startswith(_SETTING):
+        return FOREIGN.get(name) or _USUAL.get(name, "")
+    option = name.removeprefix(_SETTING)
+    here = f", or {option} for this task alone" if option in known else ""
+    return f"Settings of the app begin so: write app.conf.{name}{here}."

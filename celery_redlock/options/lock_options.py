@@ -31,7 +31,7 @@ from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.arguments import LockArguments
 from celery_redlock.options.exactly_once import RecordOptions
-from celery_redlock.options.foreign import FOREIGN
+from celery_redlock.options.foreign import remedy_of
 from celery_redlock.options.policy_options import (
     PolicyOptions,
     on_conflict_of,
@@ -52,6 +52,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {  # of durations
         ("claim_ttl", "ttl", "exactly_once_for", "record_keep"), seconds_of
     ),
 }
+_OF_A_CALL = ("timeout",)  # kombu takes it, with another meaning
 _NEARLY = 0.8  # similar enough for a typing error, by difflib's measure
 
 
@@ -97,8 +98,7 @@ class LockOptions(_AllOptions):
     def __init__(self, **options: Unpack[LockArguments]) -> None:
         given: dict[str, Any] = {**options}
         for name in sorted(given.keys() - {*_NAMES}):
-            hint = FOREIGN.get(name) or did_you_mean(name, _NAMES)
-            raise ConfigurationError(f"There is no lock option {name!r}. {hint}")
+            raise ConfigurationError(_unknown(name))
         theirs = {name: k[0].reads[name] for name, k in options_of_policies().items()}
         for name, read in {**_READERS, **theirs}.items():
             default = getattr(LockOptions, name)
@@ -119,11 +119,11 @@ class LockOptions(_AllOptions):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split a decorator's arguments into lock options and all others.
 
-        A name that is nearly a lock option, or is one of another library, and is not
-        in ``foreign``, counts as one, to be refused: Celery would accept it as an
-        attribute of the task.
+        A name that is nearly a lock option, or is meant as one (``options.foreign``),
+        and is not in ``foreign``, counts as one, to be refused: Celery would accept it
+        as an attribute of the task.
         """
-        near = {n for n in arguments if _is_near(n) or n in FOREIGN}
+        near = {n for n in arguments if _is_near(n) or remedy_of(n, _NAMES)}
         ours = {n: arguments[n] for n in near if n in _NAMES or n not in foreign}
         return ours, {n: value for n, value in arguments.items() if n not in ours}
 
@@ -159,6 +159,30 @@ def options_in(redlock: Any) -> dict[str, Any]:
             '{"key": "invoice:{invoice_id}"}.'
         )
     return {**redlock}
+
+
+def refuse_of_call(task: str, options: Collection[str]) -> None:
+    """Refuse lock options among those of one call, which Celery would pass on unread.
+
+    Raises:
+        ConfigurationError: There is one. Nothing was sent.
+    """
+    for name in sorted(options):
+        if name in (*_NAMES, "redlock"):
+            remedy = f"Write @singleton_task({name}=...)."
+        elif name not in _OF_A_CALL and remedy_of(name, _NAMES):
+            remedy = _unknown(name)
+        else:
+            continue
+        raise ConfigurationError(
+            f"{task}: lock options are for all calls of a task, and {name} was given "
+            f"for one call. Nothing was sent. {remedy}"
+        )
+
+
+def _unknown(name: str) -> str:
+    hint = remedy_of(name, _NAMES) or did_you_mean(name, _NAMES)
+    return f"There is no lock option {name!r}. {hint}"
 
 
 def lock_tasks(app: Celery) -> list[Any]:

@@ -21,6 +21,7 @@ from celery.local import Proxy
 from celery_redlock.options.lock_options import LockOptions, options_in
 from celery_redlock.task.singleton_task import (
     SingletonTask,
+    attributes_of,
     rule_of_body,
     without_lost,
 )
@@ -118,10 +119,11 @@ def singleton_task(
             f"@singleton_task was given a {type(function).__name__} in place of a "
             "function. Name what you give: @singleton_task(app=app, key=...)."
         )
-    ours, celerys = LockOptions.split(options, foreign=dir(Task))
+    known = base or (app and app.Task)
+    ours, celerys = LockOptions.split(options, foreign=attributes_of(known or Task))
     ours = {**options_in(celerys.pop("redlock", {})), **ours}
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    known, bound = base or (app and app.Task), celerys.get("bind", False)
+    bound = celerys.get("bind", False)
     rule_of_body(name, function, LockOptions(**ours), known, bound=bound)
     celerys["redlock"] = ours
     if "dont_autoretry_for" in celerys:  # Celery then ignores the class's own

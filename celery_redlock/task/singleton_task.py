@@ -54,7 +54,11 @@ from celery_redlock.line.claims import Claims
 from celery_redlock.locking import aheld_by, held_by
 from celery_redlock.locks.lease import family_of
 from celery_redlock.options.call_key import KeyRule
-from celery_redlock.options.lock_options import LockOptions, options_in
+from celery_redlock.options.lock_options import (
+    LockOptions,
+    options_in,
+    refuse_of_call,
+)
 from celery_redlock.options.values import naming
 from celery_redlock.task.announcement import send_announced, send_in_order
 from celery_redlock.task.awaitables import refuse_async, refuse_batches
@@ -459,6 +463,8 @@ class SingletonTask(_Base[P, R]):
                 reduced to a key. Nothing was sent.
             DuplicateTask: There is another job of the call, and ``on_conflict`` is
                 ``raise``. Nothing was sent.
+            ConfigurationError: There is a lock option among ``options``. Nothing was
+                sent.
             ValueError: Nodes cannot store the ``task_id``. Nothing was sent.
         """
         send: Callable[..., _Result[R]] = super().apply_async
@@ -568,6 +574,7 @@ def _publish(
     can_raise = not options.pop(_AFTER_COMMIT, False)
     if task.lock_options is None:
         return send(args, kwargs, **options)
+    refuse_of_call(task.name, options)
     if task_id := options.get("task_id"):
         check_id(task_id)
     if was_received(headers := options.get("headers")):
@@ -747,7 +754,17 @@ def _named_options(task: type) -> dict[str, Any]:
     if not vars(task).get("_decorated"):
         known = own.keys() & LockOptions.names()
         return {n: own[n] for n in known if not isinstance(own[n], _OF_A_CLASS)}
-    return LockOptions.split(own, foreign=dir(SingletonTask))[0]
+    others = (name for base in task.__mro__[1:] for name in attributes_of(base))
+    return LockOptions.split(own, foreign={*others})[0]
+
+
+def attributes_of(task: type) -> set[str]:
+    """Return the attributes of a task class that are not this package's own.
+
+    An argument of a decorator may set them: a base class of the project reads them.
+    """
+    bases = (b for b in task.__mro__ if not b.__module__.startswith("celery_redlock."))
+    return {name for base in bases for name in vars(base)}
 
 
 def _request_class_of(task: type[Task]) -> Any:

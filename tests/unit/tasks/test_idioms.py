@@ -20,7 +20,7 @@ from celery_redlock import (
     singleton_task,
 )
 from celery_redlock.options.foreign import FOREIGN
-from celery_redlock.options.lock_options import lock_tasks
+from celery_redlock.options.lock_options import LockOptions, lock_tasks
 from tests.unit.tasks.support import KEY, Worker, open_app
 
 DOCS = Path(__file__).parents[3] / "docs" / "how-to"
@@ -90,16 +90,101 @@ def test_wrong_annotation_is_refused(worker: Worker) -> None:
 @pytest.mark.parametrize("name", sorted(FOREIGN))
 def test_option_of_another_library_is_refused(worker: Worker, name: str) -> None:
     """The error names the page about the migration, which has the option."""
+    refusal = refused(worker, name)
+
+    found = re.search(r"docs/how-to/(migrate-from-[a-z-]+\.md)", refusal)
+    assert found is not None
+    page = (DOCS / found[1]).read_text(encoding="utf-8")
+    assert re.search(rf'[`"]{name}[`"=]', page)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("lock_timeout", "ttl"),
+        ("lock_key", "key"),
+        ("redlock_ttl", "app.conf.redlock_ttl"),
+        ("redlock_nodes", "app.conf.redlock_nodes"),
+    ],
+)
+def test_option_that_is_none_of_a_task_is_refused(
+    worker: Worker, name: str, remedy: str
+) -> None:
+    """A common name for a lock's time, a method of ours, a setting of the app."""
+    refusal = refused(worker, name)
+
+    assert f"There is no lock option {name!r}." in refusal
+    assert remedy in refusal
+
+
+def refused(worker: Worker, name: str) -> str:
+    """Return how an option is refused by our decorator, and by Celery's."""
     options: dict[str, Any] = {"name": name, name: 1}
     with pytest.raises(ConfigurationError) as refusal:
         singleton_task(app=worker.app, **options)(nothing)
     with pytest.raises(ConfigurationError):
         worker.app.task(base=SingletonTask, lazy=False, **options)(nothing)
+    return str(refusal.value)
 
-    found = re.search(r"docs/how-to/(migrate-from-[a-z-]+\.md)", str(refusal.value))
-    assert found is not None
-    page = (DOCS / found[1]).read_text(encoding="utf-8")
-    assert re.search(rf'[`"]{name}[`"=]', page)
+
+def test_attribute_of_a_base_class_is_no_lock_option(worker: Worker) -> None:
+    """A base class of the project reads it, whichever library has an option of it."""
+
+    class Fetch(Task):
+        abstract = True
+        timeout = 1
+        lock_timeout = 2
+        limits = 3
+
+    known: dict[str, Any] = {"timeout": 10, "lock_timeout": 20, "limits": 30}
+    ours = singleton_task(app=worker.app, base=Fetch, name="ours", **known)(nothing)
+
+    class Both(Fetch, SingletonTask):
+        abstract = True
+
+    celerys = worker.app.task(base=Both, name="celerys", **known)(nothing)
+    worker.app.finalize()
+
+    for task in (ours, celerys):
+        assert {name: getattr(task, name) for name in known} == known
+        assert task.lock_options == SingletonTask.lock_options
+
+
+# -- options of a task among those of a call ----------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted({*LockOptions.names(), *FOREIGN} - {"timeout"}))
+def test_lock_option_of_one_call_is_refused(worker: Worker, name: str) -> None:
+    """Celery would pass it on, and nothing would read it."""
+    job = worker.leased_job(name="job")
+    options: dict[str, Any] = {name: "drop"}
+
+    for call in (job.apply_async, job.s().set(**options).apply_async):
+        with pytest.raises(ConfigurationError, match=f"^job: .*{name}") as refusal:
+            call(**options)
+
+        assert "Nothing was sent." in str(refusal.value)
+
+
+def test_options_of_kombu_and_of_base_classes_are_passed_on(worker: Worker) -> None:
+    """``timeout`` is also one of a publication, and a base class may take any name."""
+    taken = []
+
+    class Tenants(Task):
+        abstract = True
+
+        def apply_async(self, *args: Any, key: str = "", **options: Any) -> Any:
+            taken.append(key)
+            return super().apply_async(*args, **options)
+
+    class Before(Tenants, SingletonTask):
+        abstract = True
+
+    for name, base in (("after", Tenants), ("before", Before)):
+        job = singleton_task(app=worker.app, base=base, name=name)(nothing)
+        job.apply_async(key=name, timeout=5, priority=3, my_own=1)
+
+    assert taken == ["after", "before"]
 
 
 # -- the app's own task class --------------------------------------------------------
