@@ -34,6 +34,7 @@ import inspect
 import json
 import re
 import string
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -275,7 +276,7 @@ class KeyRule:
         except TypeError as error:
             raise FingerprintError(
                 f"{self.task}{self.signature} cannot be called like this: {error}. "
-                "Nothing was sent or locked; correct the call."
+                f"Nothing was sent or locked; {self._remedy(args, kwargs)}."
             ) from None
         bound.apply_defaults()
         arguments = bound.arguments
@@ -289,6 +290,17 @@ class KeyRule:
                 "key is made of. Nothing was sent or locked; pass it."
             )
         return arguments
+
+    def _remedy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Return what to do about arguments that do not fit."""
+        if next(iter(self.signature.parameters), "") == "self":
+            with suppress(TypeError):
+                self.signature.bind(None, *args, **kwargs)
+                return (
+                    "the first parameter is self, and bind=True is missing: add it to "
+                    "the decorator"
+                )
+        return "correct the call"
 
     def _without_defaults(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the wire forms of the arguments that differ from their defaults."""

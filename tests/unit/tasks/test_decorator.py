@@ -436,6 +436,31 @@ def test_call_that_fits_no_signature_is_not_published(app: Celery) -> None:
         job.delay()  # type: ignore[call-arg]
 
 
+def test_missing_self_names_bind(app: Celery) -> None:
+    """Callers do not pass it, and Celery passes it to a bound task only."""
+
+    @singleton_task(app=app, shared=False)
+    def job(self: Task, number: int) -> None: ...
+
+    for args, kwargs in (((1,), {}), ((), {"number": 1})):
+        with pytest.raises(FingerprintError, match=r"missing.*bind=True is missing"):
+            job.apply_async(args, kwargs)
+
+
+@pytest.mark.parametrize("args", [(), (1, 2, 3)])
+def test_call_that_bind_would_not_repair_is_to_be_corrected(
+    app: Celery, args: tuple[int, ...]
+) -> None:
+    """With ``self``, an argument is still missing, or there are more than it takes."""
+
+    @singleton_task(app=app, shared=False)
+    def job(self: Task, number: int) -> None: ...
+
+    with pytest.raises(FingerprintError, match="correct the call") as refusal:
+        job.apply_async(args)
+    assert "bind" not in str(refusal.value)
+
+
 def test_call_that_skips_ours_is_warned_about(app: Celery) -> None:
     """A ``__call__`` of a subclass without ``super()`` would run without a lock."""
 
