@@ -63,7 +63,7 @@ def confirmed(app: Celery) -> Iterator[dict[str, Any]]:
 
     Raises:
         MessageRefusedError: The broker does not take the message: its queue is full,
-            or there is no queue.
+            or has other arguments, or there is no queue.
         kombu.exceptions.OperationalError: The broker is away, or has not confirmed
             the message in time. It may have the message nevertheless.
     """
@@ -159,6 +159,8 @@ class _ConfirmedProducer:
                     f"RabbitMQ has no queue for the message ({error})."
                 ) from error
             if not isinstance(error, recoverable):
+                if isinstance(error, connection.channel_errors):
+                    raise MessageRefusedError(_refusal(error)) from error
                 raise
             raise OperationalError(_text(error)) from error
         except BaseException:
@@ -211,6 +213,16 @@ def _is_refusal(error: BaseException) -> bool:
     from amqp import exceptions  # type: ignore[import-untyped]  # noqa: PLC0415
 
     return isinstance(error, exceptions.MessageNacked)
+
+
+def _refusal(error: BaseException) -> str:
+    if "inequivalent arg" in str(error):
+        return (
+            "RabbitMQ has the queue or the exchange of the message with other "
+            f"arguments ({error}). Write these into task_queues; or delete it in "
+            "RabbitMQ when it is empty, and it is declared anew."
+        )
+    return f"The broker refuses the message ({error})."
 
 
 def _text(error: BaseException) -> str:

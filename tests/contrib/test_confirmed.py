@@ -273,6 +273,45 @@ def test_message_without_a_queue_stays_in_the_outbox(
     assert delivered(worker) == [other]
 
 
+def test_queue_with_other_arguments_leaves_its_messages_in_the_outbox(
+    worker: Worker,
+    outbox: Outbox,
+    engine: Engine,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The reason names the arguments, and what to do; other queues get theirs."""
+    name = f"other-{uuid()}"
+    with worker.app.connection_for_write() as connection:
+        broker.Queue(name, queue_arguments={"x-max-priority": 5})(connection).declare()
+    worker.app.conf.task_queues = [
+        broker.Queue(worker.app.conf.task_default_queue),
+        broker.Queue(name),
+    ]
+
+    commit(outbox, engine, "a", queue=name)
+    (other,) = commit(outbox, engine, "b")
+
+    assert outbox.waiting().messages == 1
+    assert delivered(worker) == [other]
+    (kept,) = [r for r in caplog.records if hasattr(r, "redlock_event")]
+    assert (kept.levelno, kept.exc_info) == (logging.WARNING, None)
+    assert "inequivalent arg 'x-max-priority'" in kept.message
+    assert "task_queues" in kept.message
+
+
+def test_message_that_rabbitmq_refuses_is_told_with_its_reason(
+    worker: Worker, outbox: Outbox, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It names an exchange that was never declared, for one."""
+    commit(outbox, engine, "a", exchange="nowhere", routing_key="nowhere")
+    (other,) = commit(outbox, engine, "b")
+
+    assert delivered(worker) == [other]
+    (kept,) = [r for r in caplog.records if hasattr(r, "redlock_event")]
+    assert (kept.levelno, kept.exc_info) == (logging.WARNING, None)
+    assert "no exchange 'nowhere'" in kept.message
+
+
 @pytest.mark.parametrize(
     ("right", "wrong"), [("guest@", "wrong@"), ("//guest", "//other"), ("/$", "/no")]
 )
