@@ -1,8 +1,10 @@
 """The log of an outage: one line a minute in each process, and a summary at its end.
 
 An outage begins with a try for a lock or a claim for which too few nodes vote. It is
-over when they vote in a later try of this process. Each try is one line at DEBUG; the
-outage as a whole is what an operator reads.
+over when they vote in a later try of this process. Where a node refuses to write, for
+example since its disk is full, it is over when they grant: such a node can still tell
+who holds a lock. Each try is one line at DEBUG; the outage as a whole is what an
+operator reads.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.basics.process import OfOneProcess
 from celery_redlock.basics.timing import seconds_text
+from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
     from celery_redlock.errors import LockUnavailable
@@ -46,6 +49,7 @@ class OutageLog(OfOneProcess):
     def _begin(self) -> None:
         self._limit = LogLimit(self._clock)
         self._since = self._last = self._clock.monotonic()
+        self._refuses = False  # some node has refused the last try
         self._calls: set[str] = set()
         self._tries: Counter[str] = Counter()
 
@@ -63,6 +67,8 @@ class OutageLog(OfOneProcess):
             self.is_on = True
         self._last = self._clock.monotonic()
         self._tries[answer] += 1
+        votes = error.ballot.votes if error.ballot else ()
+        self._refuses = any(v and v.kind is VoteKind.REFUSED for v in votes)
         if len(self._calls) < _MOST_CALLS:
             self._calls.add(task_id)
         if self._limit.take() is None:
@@ -86,10 +92,13 @@ class OutageLog(OfOneProcess):
                 extra=fields,
             )
 
-    def end(self) -> None:
-        """Log that the nodes vote again, if they did not."""
+    def end(self, *, granted: bool = True) -> None:
+        """Log that the nodes vote again, if they did not.
+
+        They have ``granted`` a lock or a claim, or told who holds it.
+        """
         self.notice_fork()
-        if not self.is_on:
+        if not self.is_on or (self._refuses and not granted):
             return
         self.is_on = False
         # When they voted again in between, no try of this process has shown.

@@ -410,7 +410,7 @@ class Execution(TaskLock):
                     return tried
                 wait = 0.0
             elif isinstance(tried, LockHeld):
-                self._end_outage()
+                self._end_outage(granted=False)
                 wait = self._when_held(tried)
             elif isinstance(tried, QuorumUnreachable):
                 wait = self._when_unreachable(tried)
@@ -440,10 +440,10 @@ class Execution(TaskLock):
         finally:
             refusal_log.waits_no_more(self.call)
 
-    def _end_outage(self) -> None:
+    def _end_outage(self, *, granted: bool = True) -> None:
         """Log the end of an outage: the nodes have voted on this call."""
         if (outage_log := self._runtime.outage_log).is_on:
-            outage_log.end()
+            outage_log.end(granted=granted)
 
     def _wait_or_republish(self, refusal: LockUnavailable, **header: bool) -> float:
         """Return the seconds of one wait in this process; the next time, republish.

@@ -316,7 +316,7 @@ def _look_or_take(
         if is_outage:
             outage_log.add(call, job.task_id, "unclaimed", what, error)
         return None, False
-    outage_log.end()
+    outage_log.end(granted=existing is None)
     return existing, existing is None
 
 

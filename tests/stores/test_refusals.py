@@ -22,8 +22,10 @@ from celery_redlock.stores.connection import DROPPED, StoreError
 from celery_redlock.stores.etcd import Etcd
 from celery_redlock.stores.postgresql import PostgreSQL
 from celery_redlock.stores.zookeeper import ZooKeeper
+from celery_redlock.testing import FakeNodes
 from tests.harness.store_nodes import store_servers
 from tests.harness.waiting import until
+from tests.unit.tasks.support import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -215,6 +217,18 @@ def test_locked_table_of_postgresql_is_told(postgresql: str) -> None:
     ) in found
 
 
+def fill_disk(server: psycopg.Connection) -> None:
+    """Let each insert fail as with a full disk, until the trigger is dropped."""
+    server.execute(
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE "
+        "EXCEPTION USING ERRCODE = '53100', MESSAGE = 'could not extend file "
+        '"base/5/2": No space left on device\'; END $$'
+    )
+    server.execute(
+        f"CREATE TRIGGER fails BEFORE INSERT ON {TABLE} EXECUTE FUNCTION fail()"
+    )
+
+
 def test_full_disk_of_postgresql_is_told_with_its_remedy(own_postgresql: int) -> None:
     """Its own words name what is full, and the remedy is space."""
     url = f"postgresql://redlock@127.0.0.1:{own_postgresql}/postgres"
@@ -222,14 +236,7 @@ def test_full_disk_of_postgresql_is_told_with_its_remedy(own_postgresql: int) ->
     with psycopg.connect(url, autocommit=True) as server:
         with closing(Redlock([url], **PATIENT)) as redlock:
             redlock.initialize()
-        server.execute(
-            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE "
-            "EXCEPTION USING ERRCODE = '53100', MESSAGE = 'could not extend file "
-            '"base/5/2": No space left on device\'; END $$'
-        )
-        server.execute(
-            f"CREATE TRIGGER fails BEFORE INSERT ON {TABLE} EXECUTE FUNCTION fail()"
-        )
+        fill_disk(server)
         found = examined(url)
         server.execute(f"DROP TRIGGER fails ON {TABLE}")
     assert (
@@ -239,6 +246,37 @@ def test_full_disk_of_postgresql_is_told_with_its_remedy(own_postgresql: int) ->
     ) in found
     with closing(Redlock([url], **PATIENT)) as redlock:
         assert refusal(redlock) == ""
+
+
+def test_full_disk_of_postgresql_is_one_outage(
+    own_postgresql: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It tells who holds a lock meanwhile. That it votes again is said when it does."""
+    url = f"postgresql://redlock@127.0.0.1:{own_postgresql}/postgres"
+    PostgreSQL.prepare(url, 5.0)
+    app = Celery("full", broker="memory://", backend="cache+memory://")
+    app.conf.redlock_nodes, app.conf.redlock_node_timeout = [url], 3.0
+    caplog.set_level(logging.INFO, "celery_redlock.app.outage_log")
+
+    @singleton_task(app=app, shared=False, key="{key}", on_backend_error="skip")
+    def job(key: str) -> None: ...
+
+    worker = Worker(app, FakeNodes(1))
+    with (
+        psycopg.connect(url, autocommit=True) as server,
+        closing(Redlock([url], **PATIENT)) as rival,
+    ):
+        rival.initialize()
+        rival.acquire("held")
+        fill_disk(server)
+        for key in ("free", "held", "free"):
+            worker.run(job, key)
+        (began,) = caplog.messages
+        server.execute(f"DROP TRIGGER fails ON {TABLE}")
+        worker.run(job, "free")
+    runtime_of(app).stop()
+    assert "No space left on device" in began
+    assert caplog.messages[1].startswith("The lock nodes vote again")
 
 
 class Starting:

@@ -12,6 +12,7 @@ from celery_redlock.app.outage_log import OutageLog
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.election import Elector
 from celery_redlock.errors import QuorumUnreachable
+from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
 from tests.unit.tasks.support import KEY
 
 if TYPE_CHECKING:
@@ -139,6 +140,24 @@ def test_long_outage_is_logged_once_a_minute(
     first, *_, last = caplog.messages
     assert [first.partition(" ")[0], last.partition(" ")[0]] == ["job[1]", "job[2]"]
     assert fields(caplog, "outage-over")["seconds"] == 144.0
+
+
+def test_answer_about_a_held_lock_ends_no_outage_of_refused_writes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A store whose disk is full reads who holds a lock, and grants none."""
+    outages, ballot = OutageLog(), Ballot(["a"])
+    ballot.cast(0, Vote(VoteKind.REFUSED, reason="answered ERR disk full"))
+    full = QuorumUnreachable("Full.", key="k", ballot=ballot)
+    silent = QuorumUnreachable("Silent.", key="k", ballot=Ballot(["a"]))
+
+    for error, ends in ((full, False), (silent, True)):
+        outages.add("job[1]", "call-1", "retry", "wait", error)
+        outages.end(granted=False)
+        assert ("The lock nodes vote again" in caplog.text) == ends
+        outages.end()
+        assert "The lock nodes vote again" in caplog.messages[-1]
+        caplog.clear()
 
 
 def test_leader_names_election_and_term(
