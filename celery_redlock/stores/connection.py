@@ -46,6 +46,13 @@ GRANT = f"grant what `{COMMAND} doctor --acl` prints"
 # The same of a server that does not know our user, or its password.
 REJECTED = "rejected the credentials; correct its user and password in redlock_nodes"
 
+# The reasons of a server that is late at the start of a connection.
+SILENT = (
+    "accepts connections, but did not answer in time; see whether its process is "
+    "stopped, is busy or swaps"
+)
+NOT_ACCEPTED = "did not accept a connection in time"
+
 # The same where what our keys need is missing: it is new, or was dropped.
 MAKE = f"run `{COMMAND} init`"
 DROPPED = (

@@ -67,7 +67,9 @@ from celery_redlock.stores.connection import (
     DROPPED,
     GRANT,
     MAKE,
+    NOT_ACCEPTED,
     REJECTED,
+    SILENT,
     StoreError,
     readable,
 )
@@ -179,6 +181,7 @@ _HOLD = (
 _READS_NEW_ROWS = {"read committed", "read uncommitted"}
 # What libpq says of an attempt to connect, and of what the server replied.
 _FAILED, _FATAL, _REFUSED = "failed: ", "FATAL:  ", "onnection refused"
+_SOON = 1.0  # seconds for a connection without a login
 _STANDBY_WAIT = "SyncRepWaitForLSN"  # PostgreSQL's function that waits for standbys
 _ALONE = (
     "has committed without its synchronous standby, since the wait for that was "
@@ -220,7 +223,7 @@ class PostgreSQL:
                 client_encoding="utf8",  # else texts of an SQL_ASCII database are bytes
             )
         except psycopg.Error as error:
-            raise StoreError(_unreachable(error)) from None
+            raise StoreError(_unreachable(error, url)) from None
         self._connection.patience = timeout
         self._cancelled: list[str] = []  # waits for a standby
         note = partial(_note_cancelled, self._cancelled)
@@ -262,7 +265,7 @@ class PostgreSQL:
                     _refuse_other_tables(connection.cursor(), url, most=0)
                     connection.execute(CREATE)
         except psycopg.OperationalError as error:
-            raise StoreError(_unreachable(error)) from None
+            raise StoreError(_unreachable(error, url)) from None
         except psycopg.Error as error:
             text = f"did not let us make the table {TABLE}: {_reason(error)}"
             if isinstance(error, errors.InsufficientPrivilege):
@@ -765,7 +768,7 @@ def _listener(channel: bytes) -> int:
     return hash_of(channel) & 0x7FFFFFFF
 
 
-def _unreachable(error: psycopg.Error) -> str:
+def _unreachable(error: psycopg.Error, url: str) -> str:
     """Return why there is no connection, to read on after the name of the node."""
     # libpq puts its own words, and the address that it tried, before each reason.
     lines = [line for line in str(error).splitlines() if _FAILED in line]
@@ -781,9 +784,20 @@ def _unreachable(error: psycopg.Error) -> str:
     if "authentication failed" in reason or "no password supplied" in reason:
         return REJECTED
     if isinstance(error, errors.ConnectionTimeout) and not runs:
-        return "did not accept a connection in time"
+        # The driver does not tell how far it came.
+        accepts = any(map(_accepts, postgresql_url.servers_of(url)))
+        return SILENT if accepts else NOT_ACCEPTED
     words = reason.removeprefix(_FATAL)
     return f"cannot be connected to: {words}{_remedy(words, _IT_RUNS if runs else '')}"
+
+
+def _accepts(server: tuple[str, str]) -> bool:
+    host, port = server
+    try:
+        with socket.create_connection((host, int(port)), _SOON):
+            return True
+    except OSError:
+        return False
 
 
 def _unusable(error: psycopg.Error) -> str:

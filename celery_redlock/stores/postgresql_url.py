@@ -58,15 +58,7 @@ def name_of(url: str) -> str:
             or "it is no URL of PostgreSQL; in its parts, write %20 for a blank, %3D "
             "for =, %40 for @ and %2F for /"
         ) from None
-    hosts = _host_in(parts).split(",")
-    ports = [one or str(_PORT) for one in str(parts.get("port") or "").split(",")]
-    if not all(map(is_port, ports)):
-        raise ValueError("its port must be a number")
-    if len(ports) == 1:
-        ports *= len(hosts)
-    if len(ports) != len(hosts):
-        raise ValueError("write one port, or as many ports as hosts")
-    servers = sorted(map(":".join, zip(hosts, ports, strict=True)))
+    servers = sorted(map(":".join, _servers_in(parts)))
     database = parts.get("dbname") or parts.get("user") or "postgres"
     place = f"{'+'.join(servers)}/{database}"
     if path := re.sub(r"[^\w,]+", "", search_path_of(url)):
@@ -91,14 +83,28 @@ def search_path_of(url: str) -> str:
     return found[1] if found else ""
 
 
+def servers_of(url: str) -> list[tuple[str, str]]:
+    """Return host and port of each server; none for a unix socket."""
+    servers = _servers_in(conninfo_to_dict(url))
+    return [one for one in servers if not one[0].startswith("/")]
+
+
 def hosts_of(url: str) -> list[str]:
     """Return the hosts; none for a unix socket."""
-    hosts = _host_in(conninfo_to_dict(url)).split(",")
-    return [one for one in hosts if not one.startswith("/")]
+    return [host for host, _ in servers_of(url)]
 
 
-def _host_in(parts: Mapping[str, Any]) -> str:
-    return str(parts.get("host") or parts.get("hostaddr") or "localhost")
+def _servers_in(parts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    text = parts.get("host") or parts.get("hostaddr") or "localhost"
+    hosts = str(text).split(",")
+    ports = [one or str(_PORT) for one in str(parts.get("port") or "").split(",")]
+    if not all(map(is_port, ports)):
+        raise ValueError("its port must be a number")
+    if len(ports) == 1:
+        ports *= len(hosts)
+    if len(ports) != len(hosts):
+        raise ValueError("write one port, or as many ports as hosts")
+    return list(zip(hosts, ports, strict=True))
 
 
 def url_of(spec: str) -> str:

@@ -103,7 +103,9 @@ from celery_redlock.stores.connection import (
     DROPPED,
     GRANT,
     MAKE,
+    NOT_ACCEPTED,
     REJECTED,
+    SILENT,
     StoreError,
     readable,
 )
@@ -142,6 +144,8 @@ _CLOSES = (
     "of one host as maxClientCnxns says (60 by default)"
 )
 _REFUSED = "refused the connection"
+_LATE = (SILENT, NOT_ACCEPTED)
+_LATE_ANSWER = "did not answer in time"
 # Name -> number of the server with which the sessions of this process begin.
 _FIRST: dict[str, int] = {}
 _RANDOM = random.SystemRandom()  # forked children must not sweep the same keys
@@ -796,6 +800,8 @@ def _started(url: str, timeout: float) -> KazooClient:
             problem = _CLOSES
         elif found == {_REFUSED}:
             problem = _REFUSED
+        elif isinstance(error, KazooTimeoutError):  # it tells no more
+            problem = next((one for one in _LATE if one in found), problem)
     finally:
         if SYSTEM_CLOCK.monotonic() - began_at > patience:
             _pass_over_first(name)
@@ -804,9 +810,11 @@ def _started(url: str, timeout: float) -> KazooClient:
 
 
 def _tried(host: str, port: int, patience: float) -> str:
-    """Return how a server refuses a connection; ``""`` if it does not, or is late."""
+    """Return how a server refuses a connection; ``""`` if it does not."""
+    late = NOT_ACCEPTED
     try:
         with socket.create_connection((host.strip("[]"), port), patience) as sock:
+            late = SILENT
             sock.sendall(_HELLO)
             return "" if sock.recv(1) else _CLOSES
     except (BrokenPipeError, ConnectionResetError):
@@ -814,7 +822,7 @@ def _tried(host: str, port: int, patience: float) -> str:
     except ConnectionRefusedError:
         return _REFUSED
     except OSError:
-        return ""
+        return late
 
 
 def _pass_over_first(name: str) -> None:
@@ -948,13 +956,13 @@ def _told(error: Exception) -> str:
     if isinstance(error, NoNodeError):  # it was deleted while we used it
         return _NOT_MADE
     if isinstance(error, KazooTimeoutError):
-        return "did not answer in time"
+        return _LATE_ANSWER
     return f"lost its connection: {_reason(error)}"
 
 
 def _unreachable(error: Exception) -> str:
     if isinstance(error, KazooTimeoutError):
-        return "did not accept a connection in time"
+        return _LATE_ANSWER
     if isinstance(error, NoAuthError):
         return REJECTED
     return f"cannot be connected to: {_reason(error)}"

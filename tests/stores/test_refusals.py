@@ -903,6 +903,38 @@ def test_store_that_is_down_is_to_be_started(url: str, fact: str) -> None:
     assert told == f"unreachable: {fact}. {START}"
 
 
+@pytest.mark.parametrize(
+    "scheme", ["postgresql", pytest.param("zookeeper", marks=pytest.mark.long)]
+)
+def test_store_that_accepts_connections_and_is_silent_is_told(scheme: str) -> None:
+    """Its port is open, as that of a frozen server: a start is no remedy."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        found = examined(f"{scheme}://app:{SECRET}@127.0.0.1:{port}")
+
+    (told,) = (one for one in found if one.startswith("unreachable: "))
+    assert told == (
+        "unreachable: accepts connections, but did not answer in time. See whether its "
+        "process is stopped, is busy or swaps."
+    )
+
+
+@pytest.mark.parametrize(
+    "scheme", ["postgresql", pytest.param("zookeeper", marks=pytest.mark.long)]
+)
+def test_store_that_accepts_no_connection_is_told(scheme: str) -> None:
+    """The backlog of its port is full."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as server,
+        socket.create_connection(server.getsockname()),
+    ):
+        port = server.getsockname()[1]
+        found = examined(f"{scheme}://app:{SECRET}@127.0.0.1:{port}")
+
+    (told,) = (one for one in found if one.startswith("unreachable: "))
+    assert told == f"unreachable: did not accept a connection in time. {START}"
+
+
 def test_unknown_scheme_names_all_stores() -> None:
     """The remedy has each notation."""
     with pytest.raises(ConfigurationError) as refused:
