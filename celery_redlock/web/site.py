@@ -411,7 +411,7 @@ class LockPage:
                     else _field(
                         "Your name", "who", typed.get("who", ""), autocomplete="name"
                     ),
-                    _field("Reason", "reason", typed.get("reason", "")),
+                    _field("Reason", "reason", typed.get("reason", ""), rows=3),
                     _field(
                         "Token",
                         "token",
@@ -627,9 +627,12 @@ def _note(text: object, level: str) -> Html | None:
 
 
 def _field(label: str, name: str, value: str, **attributes: Any) -> Html:
-    more = {"type": "text", "maxlength": _MOST_LETTERS, "autocomplete": "off"}
-    more |= attributes
-    entry = tag("input", name=name, id=name, value=value, required=True, **more)
+    more = {"maxlength": _MOST_LETTERS, "autocomplete": "off", **attributes}
+    more |= {"name": name, "id": name, "required": True}
+    if "rows" in more:
+        entry = tag("textarea", value, **more)
+    else:
+        entry = tag("input", value=value, **{"type": "text", **more})
     return tag("div", tag("label", label, for_=name), entry, class_="field")
 
 

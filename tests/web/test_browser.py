@@ -255,6 +255,41 @@ def test_everything_has_a_name_that_can_be_read_out(
         assert browser.count("html[lang=en] main h1") == 1
 
 
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_reason_is_seen_whole_while_it_is_written(
+    office: Office, show: Callable[..., Browser], width: int
+) -> None:
+    """It may be a sentence: the operator reads it before the release."""
+    office.hold("invoice:42")
+    browser = show()
+    be_wide(browser, width)
+    browser.open("/release?key=invoice:42")
+
+    browser.type("#reason", ("the host was powered off, " * 8)[:200])
+
+    hidden = (
+        "const {scrollWidth, clientWidth, scrollHeight, clientHeight} = "
+        "document.querySelector('#reason'); "
+        "return [scrollWidth - clientWidth, scrollHeight - clientHeight]"
+    )
+    assert browser.driver.execute_script(hidden) == [0, 0]
+
+
+def test_reason_of_several_lines_is_recorded_as_one(
+    office: Office, show: Callable[..., Browser]
+) -> None:
+    """A record is a line of a table, and of a log."""
+    office.hold("invoice:42")
+    browser = show()
+    browser.open("/release?key=invoice:42")
+
+    fill_in(browser, who="alice", reason="it is\nstuck", token=TOKEN)
+
+    browser.sees("Released invoice:42 on 3 of 3 nodes")
+    (record,) = forced_releases(office.service).found
+    assert record.reason == "it is stuck"
+
+
 def fill_in(browser: Browser, **fields: str) -> None:
     """Fill in the form of a release, and confirm it."""
     for name, text in fields.items():
