@@ -121,34 +121,6 @@ def unreachable(url: str) -> tuple[str, str]:
 CLIENT = "&cert={0}/client.pem&key={0}/client.key"
 
 
-@pytest.mark.parametrize(
-    ("files", "told", "remedy"),
-    [
-        ("", "is from an authority that is not known here", "etcds://...?ca="),
-        (
-            "?ca={0}/ca.pem",
-            "may want a certificate of this client",
-            "etcds://...?cert=",
-        ),
-        (
-            "?ca={0}/ca.pem&cert={0}/stranger.pem&key={0}/stranger.key",
-            "or refuse the one that it got",
-            "etcds://...?cert=",
-        ),
-    ],
-    ids=["authority", "no certificate", "wrong certificate"],
-)
-def test_doctor_tells_what_tls_of_etcd_lacks(
-    secured: tuple[str, Path], files: str, told: str, remedy: str
-) -> None:
-    """It runs, so that to start it would be no help."""
-    url, folder = secured
-    fact, advice = unreachable(url + files.format(folder))
-    assert told in fact
-    assert remedy in advice
-    assert "Start it" not in advice
-
-
 def test_doctor_tells_that_the_certificate_of_etcd_has_another_name(
     secured: tuple[str, Path],
 ) -> None:
@@ -209,9 +181,21 @@ def secured_postgresql(secured: tuple[str, Path]) -> Iterator[tuple[str, Path]]:
 SSL = "?sslmode=verify-full&sslrootcert={0}/"
 
 
-@pytest.mark.parametrize(
-    ("options", "told", "remedy"),
-    [
+LACKS = {
+    "secured": [
+        ("", "is from an authority that is not known here", "etcds://...?ca="),
+        (
+            "?ca={0}/ca.pem",
+            "may want a certificate of this client",
+            "etcds://...?cert=",
+        ),
+        (
+            "?ca={0}/ca.pem&cert={0}/stranger.pem&key={0}/stranger.key",
+            "or refuse the one that it got",
+            "etcds://...?cert=",
+        ),
+    ],
+    "secured_postgresql": [
         (SSL + "stranger.pem", "certificate verify failed", "sslrootcert"),
         (SSL + "away.pem", "away.pem", "Correct sslrootcert"),
         (SSL + "ca.pem", "client certificate", "Correct sslcert and sslkey"),
@@ -227,13 +211,18 @@ SSL = "?sslmode=verify-full&sslrootcert={0}/"
         ),
         ("?sslmode=verify-fool", "verify-fool", "Correct it in redlock_no"),
     ],
-    ids=["authority", "file", "none", "stranger", "key", "mode"],
+}
+
+
+@pytest.mark.parametrize(
+    ("store", "options", "told", "remedy"),
+    [(store, *case) for store, cases in LACKS.items() for case in cases],
 )
-def test_doctor_tells_what_tls_of_postgresql_lacks(
-    secured_postgresql: tuple[str, Path], options: str, told: str, remedy: str
+def test_doctor_tells_what_tls_of_a_store_lacks(
+    request: pytest.FixtureRequest, store: str, options: str, told: str, remedy: str
 ) -> None:
     """It runs, so that to start it would be no help."""
-    url, folder = secured_postgresql
+    url, folder = request.getfixturevalue(store)
     fact, advice = unreachable(url + options.format(folder))
     assert told in fact
     assert remedy in advice
