@@ -127,7 +127,7 @@ class Watchdog(OfOneProcess):
             self._log_failure(lease, "no further thread can start")
 
     def forget(self, lease: Lease) -> bool:
-        """Take the lease out of renewal.
+        """Take the lease out of renewal. It is not released.
 
         Returns:
             True if it was under watch. False if its loss was or is just being

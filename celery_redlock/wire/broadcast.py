@@ -857,7 +857,7 @@ class Broadcast(OfOneProcess):
         """Start anew in a forked child, touching nothing of the parent's."""
         exchange = self._exchange
         for node in exchange.nodes:
-            node.forget()
+            node.forget_parent()
         observer = self.observer
         self._begin(exchange.nodes)
         self.observer = observer

@@ -61,9 +61,9 @@ class Connector:
         self.timeout = timeout
         self._address = address
         self._clock = clock
-        self.forget()
+        self.forget_parent()
 
-    def forget(self) -> None:
+    def forget_parent(self) -> None:
         """Start anew in a forked child: the thread stayed with the parent."""
         self.failures = 0
         self._attempt: _Attempt | None = None
@@ -73,6 +73,7 @@ class Connector:
     def abandon(self) -> None:
         """Close the connection that an attempt has made, or will make.
 
+        A connection that was taken before is closed by its user.
         The next attempt is a first one: it needs no pause, and is worth waiting for.
         """
         attempt, self._attempt = self._attempt, None

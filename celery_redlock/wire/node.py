@@ -181,7 +181,7 @@ class Node:
         self._fail(request, self._down_because or "could not be sent to")
 
     def drop(self, reason: str, *, may_be_done: bool = True) -> None:
-        """End the conversation, if there is one.
+        """End the conversation, if there is one; ``maintain`` begins another.
 
         Args:
             reason: Why, in words.
@@ -336,25 +336,29 @@ class Node:
             self._connector.hurry()
 
     def cut(self) -> None:
-        """Close the connection of a node that a copy has replaced: see ``anew``."""
+        """Close the connection, and enter nothing; ``drop`` fails its requests.
+
+        It is for a node that a copy has replaced (``anew``), which has done so, and for
+        a store that has not finished in time (``Broadcast.finish``).
+        """
         conversation, self._conversation = self._conversation, None
         self._backlog = deque()
         if conversation:
             conversation.connection.close()
 
-    def forget(self) -> None:
+    def forget_parent(self) -> None:
         """Start anew in a forked child: the connection is the parent's."""
         conversation, self._conversation = self._conversation, None
         self._backlog = deque()
         self._pending_releases = PendingReleases()
         self.suspect = False
-        self._connector.forget()
+        self._connector.forget_parent()
         self._down_because = self.unfit_because = ""
         if conversation:
             conversation.connection.disown()
 
     def close(self) -> None:
-        """Close the connection. Requests without a reply are entered as failed."""
+        """Drop the conversation, the attempt at another, and what is to be resent."""
         self._connector.abandon()
         self.drop("was closed")
         self._pending_releases = PendingReleases()

@@ -160,7 +160,7 @@ class WakeupListener(OfOneProcess):
     def forget_parent(self) -> None:
         """Start anew in a forked child, touching nothing of the parent's."""
         for subscription in self._subscriptions:
-            subscription.forget()
+            subscription.forget_parent()
         if self._selector:
             self._selector.close()
         self._selector = None
@@ -277,10 +277,11 @@ class _Subscription:
     def is_connecting(self) -> bool:
         return self._connection is None and self._connector.is_hopeful
 
-    def forget(self) -> None:
+    def forget_parent(self) -> None:
+        """Start anew in a forked child: the connection is the parent's."""
         connection, self._connection = self._connection, None
         self.listens = False
-        self._connector.forget()
+        self._connector.forget_parent()
         if connection:
             connection.disown()
 

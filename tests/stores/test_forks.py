@@ -56,7 +56,7 @@ for way in ("forgotten", "dropped"):
         store = type(connector._attempt.result._store)
         store.close = lambda _: os._exit(3)
         if way == "forgotten":
-            connector.forget()
+            connector.forget_parent()
         connector = None  # as where no hook of Python has run
         gc.collect()
         os._exit(0)

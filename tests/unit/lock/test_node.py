@@ -679,7 +679,7 @@ def test_forked_child_does_not_touch_the_connection_of_its_parent(
     """It sends no goodbye, and enters no failure in the parent's requests."""
     asked = stage.sends()
 
-    stage.node.forget()
+    stage.node.forget_parent()
 
     assert not connection.is_disconnected
     assert connection.sock.is_closed  # its own copy of the descriptor
