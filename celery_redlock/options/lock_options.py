@@ -161,13 +161,15 @@ def options_in(redlock: Any) -> dict[str, Any]:
     return {**redlock}
 
 
-def refuse_of_call(task: str, options: Collection[str]) -> None:
+def refuse_of_call(task: str, options: Mapping[str, Any]) -> None:
     """Refuse lock options among those of one call, which Celery would pass on unread.
+
+    Stamps of Celery are options of the call as well, and may have any name.
 
     Raises:
         ConfigurationError: There is one. Nothing was sent.
     """
-    for name in sorted(options):
+    for name in sorted(options.keys() - set(options.get("stamped_headers") or ())):
         if name in (*_NAMES, "redlock"):
             remedy = f"Write @singleton_task({name}=...)."
         elif name not in _OF_A_CALL and remedy_of(name, _NAMES):

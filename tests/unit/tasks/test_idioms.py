@@ -166,6 +166,18 @@ def test_lock_option_of_one_call_is_refused(worker: Worker, name: str) -> None:
         assert "Nothing was sent." in str(refusal.value)
 
 
+def test_stamp_may_have_the_name_of_a_lock_option(worker: Worker) -> None:
+    """Celery keeps the stamps of a call among its options."""
+    call = worker.leased_job(name="job").s()
+    call.stamp(key="red", limit=3)
+
+    call.apply_async()
+
+    worker.collect()
+    ((headers, _),) = worker.published
+    assert headers["stamps"] == {"key": "red", "limit": 3}
+
+
 def test_options_of_kombu_and_of_base_classes_are_passed_on(worker: Worker) -> None:
     """``timeout`` is also one of a publication, and a base class may take any name."""
     taken = []
