@@ -10,7 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 NODE, BROKER = "redis://localhost:6379/0", "redis://localhost:6379/1"
+UVICORN = [sys.executable, "-m", "uvicorn", "shop:app", "--port", "PORT"]
 PATIENCE = "4"  # seconds for an answer of a node, which may be late on a busy machine
 
 
@@ -65,12 +66,19 @@ def files_of(page: str, folder: Path, nodes: DevNodes, broker: str = BROKER) -> 
     return text
 
 
+class Server(NamedTuple):
+    """A server that runs."""
+
+    url: str
+    process: Process
+
+
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[[list[str], str], str]]:
-    """Give a function that starts a server in the folder, and returns its address."""
+def serve(tmp_path: Path) -> Iterator[Callable[[list[str], str], Server]]:
+    """Give a function that starts a server in the folder, and returns it."""
     started: list[Process] = []
 
-    def start(command: list[str], ready: str) -> str:
+    def start(command: list[str], ready: str) -> Server:
         port = free_port()
         words = [word.replace("PORT", str(port)) for word in command]
         log = tmp_path / f"{port}.log"
@@ -78,16 +86,16 @@ def serve(tmp_path: Path) -> Iterator[Callable[[list[str], str], str]]:
         process.start()
         started.append(process)
         process.wait_until_ready()
-        return f"http://127.0.0.1:{port}"
+        return Server(f"http://127.0.0.1:{port}", process)
 
     yield start
     for process in started:
         process.kill()
 
 
-def post(url: str) -> tuple[int, str, str]:
-    """Post, and return the status, the body and the header `Retry-After`."""
-    request = urllib.request.Request(url, method="POST")  # noqa: S310
+def post(url: str, method: str = "POST") -> tuple[int, str, str]:
+    """Ask, and return the status, the body and the header `Retry-After`."""
+    request = urllib.request.Request(url, method=method)  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
             return response.status, response.read().decode(), ""
@@ -108,23 +116,82 @@ def pays_once_at_a_time(url: str, nodes: DevNodes) -> None:
     until(lambda: post(f"{url}/orders/7/pay")[0] == 200)
 
 
+def streams_under_the_lock(url: str, nodes: DevNodes) -> None:
+    """Be refused before a response begins; hold the lock until its client has gone."""
+    lines = f"{url}/orders/8/lines"
+    with client(nodes) as rival:
+        lease = rival.acquire("order:8", wait=20)
+        assert post(lines, "GET")[0] == 409
+        rival.release(lease)
+    with urllib.request.urlopen(lines, timeout=60) as response:  # noqa: S310
+        assert response.readline() == b"0\n"
+        assert post(f"{url}/orders/8/pay")[0] == 409
+        assert response.readline() == b"1\n"
+    until(lambda: post(f"{url}/orders/8/pay")[0] == 200)
+
+
+def says_that_nodes_are_away(url: str, nodes: DevNodes) -> None:
+    """Be told of an outage, and not of another client."""
+    nodes.nodes[0].kill()
+    status, body, _ = post(f"{url}/orders/9/pay")
+    assert (status, "false" in body) == (503, True)
+
+
 def test_page_about_fastapi(
     nodes: DevNodes,
     broker: str,
     tmp_path: Path,
-    serve: Callable[[list[str], str], str],
+    serve: Callable[[list[str], str], Server],
 ) -> None:
-    """The endpoints lock, answer 409 with a time, and publish once."""
+    """The endpoints lock, answer 409 with a time, stream, and publish once."""
     pytest.importorskip("fastapi")
     files_of("fastapi.md", tmp_path, nodes, broker)
-    command = [sys.executable, "-m", "uvicorn", "shop:app", "--port", "PORT"]
 
-    url = serve(command, "Uvicorn running on")
+    url = serve(UVICORN, "Uvicorn running on").url
 
     pays_once_at_a_time(url, nodes)
+    streams_under_the_lock(url, nodes)
     counts = [post(f"{url}/shelves/a/count")[1] for _ in range(2)]
     assert [('"new":true' in count) for count in counts] == [True, False]
     assert post(f"{url}/shelves/a/close")[0] == 200
+    says_that_nodes_are_away(url, nodes)
+
+
+def test_requests_of_fastapi_that_are_cancelled_at_the_end_release(
+    nodes: DevNodes,
+    broker: str,
+    tmp_path: Path,
+    serve: Callable[[list[str], str], Server],
+) -> None:
+    """A server that cancels a stream, and ends at once, leaves nothing locked."""
+    pytest.importorskip("fastapi")
+    files_of("fastapi.md", tmp_path, nodes, broker)
+    grace = ["--timeout-graceful-shutdown", "1"]
+    url, process = serve([*UVICORN, *grace], "Uvicorn running on")
+    lines = f"{url}/orders/8/lines"
+
+    with urllib.request.urlopen(lines, timeout=60) as response:  # noqa: S310
+        assert response.readline() == b"0\n"
+        process.signal(signal.SIGTERM)
+        process.wait()
+
+    until_nothing_is_left(nodes)
+
+
+def test_worker_of_the_page_about_fastapi(
+    nodes: DevNodes,
+    broker: str,
+    tmp_path: Path,
+    serve: Callable[[list[str], str], Server],
+) -> None:
+    """The command of the page finds Celery's application, and not that of FastAPI."""
+    pytest.importorskip("fastapi")
+    text = files_of("fastapi.md", tmp_path, nodes, broker)
+    [commands] = [code for language, code in blocks_of(text) if language == "sh"]
+    [command] = [line for line in commands.splitlines() if "worker" in line]
+
+    solo = ["--pool", "solo", "--loglevel", "INFO"]
+    serve([sys.executable, "-m", *command.split(), *solo], " ready.")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +206,7 @@ def test_page_about_flask(
     nodes: DevNodes,
     broker: str,
     tmp_path: Path,
-    serve: Callable[[list[str], str], str],
+    serve: Callable[[list[str], str], Server],
     line: int,
 ) -> None:
     """Each command line of the page serves the application."""
@@ -151,11 +218,13 @@ def test_page_about_flask(
     assert words[0] == "gunicorn"
     command = [sys.executable, "-m", *words, "--bind", "127.0.0.1:PORT"]
 
-    url = serve(command, "Booting worker")
+    url = serve(command, "Booting worker").url
 
     pays_once_at_a_time(url, nodes)
+    streams_under_the_lock(url, nodes)
     counts = [post(f"{url}/shelves/a/count")[1] for _ in range(2)]
     assert [('"new":true' in count) for count in counts] == [True, False]
+    says_that_nodes_are_away(url, nodes)
 
 
 def test_page_about_scripts(nodes: DevNodes, tmp_path: Path) -> None:
