@@ -80,8 +80,8 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _OWN_PROCESS = (
-    "This process itself holds it, in a block that this code was not called from. Wait "
-    "with wait=, or use the lease of that block."
+    "This process itself holds it, in a block that this code was not called from. Use "
+    "the lease of that block, or a wait= that outlasts it."
 )
 
 # A flow of control: process and thread; weak references to the greenlet and the tasks

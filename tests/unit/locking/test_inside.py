@@ -390,6 +390,10 @@ def test_refusal_by_a_block_of_this_process_says_so(site: Site) -> None:
         with site.lock():
             pytest.fail("two users are inside")
 
+    with pytest.raises(LockHeld, match=r"a wait= that outlasts it\.$"):
+        with site.lock(wait=0.01):
+            pytest.fail("two users are inside")
+
     theirs = site.rival.acquire("l")
     with pytest.raises(LockHeld) as refused:
         with site.lock("l"):
