@@ -128,7 +128,7 @@ def singleton_task(
     celerys["redlock"] = ours
     if "dont_autoretry_for" in celerys:  # Celery then ignores the class's own
         celerys["dont_autoretry_for"] = without_lost(
-            celerys.get("autoretry_for", getattr(base, "autoretry_for", ())),
+            celerys.get("autoretry_for", getattr(known, "autoretry_for", ())),
             celerys["dont_autoretry_for"],
         )
     if app is None:

@@ -166,13 +166,15 @@ class SingletonTask(_Base[P, R]):
     if not TYPE_CHECKING:  # older versions of Celery have none
         __class_getitem__ = classmethod(GenericAlias)
     Request = _REQUEST
-    throws: ClassVar[tuple[type[BaseException], ...]] = (DuplicateTask,)
-    dont_autoretry_for: ClassVar[tuple[type[Exception], ...]] = (LockLost,)
+    # No values here: they would hide those of a base class that comes after this one.
+    throws: ClassVar[tuple[type[BaseException], ...]]
+    dont_autoretry_for: ClassVar[tuple[type[Exception], ...]]
     __trace__ = RefusalTracer()
 
     redlock: ClassVar[Mapping[str, Any]] = {}
     lock_options: ClassVar[Any] = LockOptions()  # None: a task of Celery's own
     _redlock_options: ClassVar[Mapping[str, Any]] = {}
+    _added: ClassVar[Mapping[str, Any]]
     _rule: KeyRule
     tracks_start: ClassVar[bool] = False
 
@@ -195,10 +197,10 @@ class SingletonTask(_Base[P, R]):
     @classmethod
     def _read_options(cls) -> None:
         """Check the options of this class and of its base classes."""
-        cls.dont_autoretry_for = without_lost(
-            getattr(cls, "autoretry_for", ()), cls.dont_autoretry_for
-        )
-        cls.throws = _with_duplicate(cls.throws)
+        retried = getattr(cls, "autoretry_for", ())
+        spare_lost = functools.partial(without_lost, retried)
+        cls._complete("dont_autoretry_for", spare_lost)
+        cls._complete("throws", _with_duplicate)
         with naming(cls.name or cls.__qualname__):
             written = options_in(cls.redlock)
             if "redlock" in vars(cls):
@@ -208,6 +210,18 @@ class SingletonTask(_Base[P, R]):
             for base in reversed(cls.__mro__):
                 inherited |= {**cls._redlock_options_of(base), **_named_options(base)}
             cls.lock_options = LockOptions(**inherited)
+
+    @classmethod
+    def _complete(cls, name: str, complete: Callable[[Any], Any]) -> None:
+        """Add ours to an attribute, as the first class that has written it says.
+
+        What is added in one class must not hide what a base class after it has written.
+        """
+        writer = next((one for one in cls.__mro__ if _has_written(one, name)), None)
+        value = complete(vars(writer)[name] if writer else ())
+        setattr(cls, name, value)
+        if writer is not cls:
+            cls._added = {**vars(cls).get("_added", {}), name: value}
 
     @staticmethod
     def _redlock_options_of(base: type) -> Mapping[str, Any]:
@@ -686,6 +700,13 @@ def _publishes_on_commit(task: type[Task]) -> bool:
     names = ("delay_on_commit", "apply_async_on_commit")
     wheres = {getattr(getattr(task, name, None), "__module__", "") for name in names}
     return wheres == {"celery.contrib.django.task"}
+
+
+def _has_written(one: type, name: str) -> bool:
+    """Tell whether a class has an attribute that `SingletonTask` did not add to it."""
+    own = vars(one)
+    added = own.get("_added", {})
+    return name in own and not (name in added and own[name] is added[name])
 
 
 def _with_duplicate(throws: Any) -> tuple[type[BaseException], ...]:

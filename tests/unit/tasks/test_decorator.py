@@ -572,6 +572,50 @@ def test_lost_lock_is_autoretried_only_where_it_is_named(
     assert (LockLost in job.dont_autoretry_for) is spared
 
 
+class Strict(Task):
+    """A base class that says which errors are expected, and which not retried."""
+
+    abstract = True
+    throws = (ValueError,)
+    autoretry_for = (Exception,)
+    dont_autoretry_for = (KeyError,)
+
+
+class Locked(SingletonTask):
+    """A base class with a lock, and with nothing about errors."""
+
+    abstract = True
+
+
+@pytest.mark.parametrize("how", ["base=", "task_cls", "shared", "base classes"])
+def test_base_class_says_what_is_expected_and_not_retried(
+    how: str, own_tasks: None
+) -> None:
+    """Our own defaults stand in front of a base class, and hid what it says."""
+    app = Celery("strict", broker="memory://", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://localhost:1/0"]
+    if how != "base=":
+        app.task_cls = Strict
+
+    def job() -> None:
+        """Do nothing."""
+
+    task: Any
+    if how == "base classes":
+        about = {"name": "class", "run": staticmethod(job)}
+        task = app.register_task(type("Both", (Locked, Strict), about)())
+    elif how == "shared":
+        singleton_task(job, name="job")
+        app.finalize()
+        task = app.tasks["job"]
+    else:
+        base = Strict if how == "base=" else None
+        task = singleton_task(job, app=app, base=base, shared=False)
+
+    assert task.throws == (ValueError, DuplicateTask)
+    assert task.dont_autoretry_for == (KeyError, LockLost)
+
+
 def test_annotation_adds_to_what_is_retried_and_expected(app: Celery) -> None:
     """``task_annotations`` replaces attributes of Celery when a task is bound."""
     given = {"dont_autoretry_for": (KeyError,), "throws": (ValueError,)}
