@@ -38,6 +38,34 @@ def test_lost_lock_is_one_event_of_sentry_and_a_duplicate_none(
 
 
 @pytest.mark.long
+def test_check_in_of_sentry_is_closed_by_a_run_alone(
+    start: Callable[..., Project],
+) -> None:
+    """Sentry opens it in beat, and knows success, failure and retry as its end."""
+    pytest.importorskip("sentry_sdk", reason="pip install sentry-sdk")
+    project = start("observed", pool="solo")
+
+    with project.refused.lock(), project.queued.lock():
+        for name in ("refused", "queued", "runs"):
+            project.beat.delay(name).get(timeout=60)
+        project.until_noted("check-in", 4)
+    with project.behind.lock():
+        project.beat.delay("behind").get(timeout=60)
+        project.until_noted("check-in", 6)
+    project.until_noted("check-in", 7)
+
+    seen: dict[str, list[str]] = {}
+    for one in notes("check-in"):
+        seen.setdefault(one["entry"], []).append(one["status"])
+    assert seen == {
+        "refused": ["in_progress"],
+        "queued": ["in_progress"],
+        "runs": ["in_progress", "ok"],
+        "behind": ["in_progress", "error", "ok"],
+    }
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("agent", ["ddtrace", "newrelic"])
 def test_agent_changes_nothing_about_locks(
     start: Callable[..., Project], monkeypatch: pytest.MonkeyPatch, agent: str
