@@ -28,7 +28,7 @@ from celery_redlock.locks.watchdog import Watchdog
 from celery_redlock.errors import LockUnavailable
 from tests.harness.waiting import until
 key, *urls = sys.argv[1:]
-redlock = Redlock(urls, ttl=20.0)
+redlock = Redlock(urls, ttl=20.0, node_timeout=1.0)  # a busy machine
 until(lambda: not redlock.check().problems)
 watchdog, renewals, losses, over = Watchdog(redlock), [], [], []
 
@@ -70,7 +70,7 @@ def test_new_client_gives_each_of_many_threads_its_lock(
 def test_threads_without_pause_cost_no_lease(three_nodes: DevNodes, key: str) -> None:
     """A lease is renewed while 200 threads acquire and release in a loop."""
     over, renewals, losses = threading.Event(), list[Any](), list[Any]()
-    with client(three_nodes, ttl=6.0, node_timeout=0.05) as redlock:
+    with client(three_nodes, ttl=6.0) as redlock:
         until_all_vote(redlock)
 
         def work(number: int) -> None:
