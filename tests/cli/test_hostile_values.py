@@ -64,6 +64,7 @@ def test_no_value_of_a_lock_breaks_a_command(one: Project) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # two thousand commands
 @given(values)
 @settings(
     max_examples=300,

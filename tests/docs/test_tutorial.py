@@ -69,6 +69,7 @@ def reader(tmp_path: Path, redis_server: str) -> Reader:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # a slow machine starts each command for seconds
 def test_tutorial_says_what_happens(reader: Reader) -> None:
     """All blocks in their order: a call runs, its duplicate does not, a node stops."""
     type_the_tutorial(reader)

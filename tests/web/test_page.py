@@ -215,6 +215,7 @@ def test_no_value_of_another_program_breaks_the_page(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # a thousand requests
 @given(value=values)
 @settings(
     max_examples=300,
