@@ -50,5 +50,6 @@ def remedy_of(name: str, known: Collection[str]) -> str:
     if not name.startswith(_SETTING):
         return FOREIGN.get(name) or _USUAL.get(name, "")
     option = name.removeprefix(_SETTING)
-    here = f", or {option} for this task alone" if option in known else ""
-    return f"Settings of the app begin so: write app.conf.{name}{here}."
+    here = f"Write {option} for this task alone. " if option in known else ""
+    about = f"Names with {_SETTING} are settings of the app, and belong in app.conf."
+    return here + about

@@ -103,8 +103,9 @@ def test_option_of_another_library_is_refused(worker: Worker, name: str) -> None
     [
         ("lock_timeout", "ttl"),
         ("lock_key", "key"),
-        ("redlock_ttl", "app.conf.redlock_ttl"),
-        ("redlock_nodes", "app.conf.redlock_nodes"),
+        ("redlock_ttl", "Write ttl for this task alone."),
+        ("redlock_key", "Write key for this task alone."),
+        ("redlock_nodes", "settings of the app, and belong in app.conf"),
     ],
 )
 def test_option_that_is_none_of_a_task_is_refused(
@@ -115,6 +116,7 @@ def test_option_that_is_none_of_a_task_is_refused(
 
     assert f"There is no lock option {name!r}." in refusal
     assert remedy in refusal
+    assert "app.conf.redlock_key" not in refusal  # there is no such setting
 
 
 def refused(worker: Worker, name: str) -> str:
