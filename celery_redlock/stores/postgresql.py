@@ -49,6 +49,7 @@ import inspect
 import os
 import re
 import socket
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -794,10 +795,15 @@ def _unreachable(error: psycopg.Error, url: str) -> str:
 def _accepts(server: tuple[str, str]) -> bool:
     host, port = server
     try:
-        with socket.create_connection((host, int(port)), _SOON):
-            return True
+        if sys.platform != "win32" and host.startswith("/"):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(_SOON)
+                sock.connect(f"{host}/.s.PGSQL.{port}")
+        else:
+            socket.create_connection((host, int(port)), _SOON).close()
     except OSError:
         return False
+    return True
 
 
 def _unusable(error: psycopg.Error) -> str:

@@ -84,14 +84,15 @@ def search_path_of(url: str) -> str:
 
 
 def servers_of(url: str) -> list[tuple[str, str]]:
-    """Return host and port of each server; none for a unix socket."""
-    servers = _servers_in(conninfo_to_dict(url))
-    return [one for one in servers if not one[0].startswith("/")]
+    """Return where libpq connects to: host or folder of a unix socket, and port."""
+    parts = conninfo_to_dict(url)
+    return _servers_in({**parts, "host": parts.get("hostaddr") or parts.get("host")})
 
 
 def hosts_of(url: str) -> list[str]:
     """Return the hosts; none for a unix socket."""
-    return [host for host, _ in servers_of(url)]
+    hosts = (host for host, _ in _servers_in(conninfo_to_dict(url)))
+    return [host for host in hosts if not host.startswith("/")]
 
 
 def _servers_in(parts: Mapping[str, Any]) -> list[tuple[str, str]]:

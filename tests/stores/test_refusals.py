@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import socket
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -917,6 +918,23 @@ def test_store_that_accepts_connections_and_is_silent_is_told(scheme: str) -> No
         "unreachable: accepts connections, but did not answer in time. See whether its "
         "process is stopped, is busy or swaps."
     )
+
+
+@pytest.mark.parametrize("place", ["unix socket", "hostaddr"])
+def test_silent_postgresql_is_told_where_libpq_connects_to(place: str) -> None:
+    """To a socket in a folder, or to an address that its host does not lead to."""
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        if place == "hostaddr":
+            server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = server.getsockname()[1]
+            where = f"db.invalid:{port}/app?hostaddr=127.0.0.1"
+        else:
+            server = stack.enter_context(socket.socket(socket.AF_UNIX))
+            server.bind(f"{folder}/.s.PGSQL.6000")
+            server.listen()
+            where = f"/app?host={folder}&port=6000"
+        with pytest.raises(StoreError, match="accepts connections, but did not"):
+            PostgreSQL(f"postgresql://app@{where}", 2.0)
 
 
 @pytest.mark.parametrize(
