@@ -285,6 +285,7 @@ class Execution(TaskLock):
         self._waited = 0.0  # seconds for which policies have let the call wait
         self._patience = _PATIENCE
         self._has_waited = False  # in this process, while others could have the lock
+        self._met_outage = False  # in its last try
         self._is_shown_as_refused = False  # to monitors, by an event
         self._deciding = threading.Lock()
         self._decision: LossDecision | None = None  # the lock is lost
@@ -339,7 +340,7 @@ class Execution(TaskLock):
                 note_body("")
             if self.state is State.TRIES:
                 self.state = State.REFUSED
-                if not self._runtime.outage_log.is_on:  # which has a line of its own
+                if not self._met_outage:  # the log has a line about it
                     self._runtime.refusal_log.refused(self.call, self.call.waited)
             else:
                 self.state = State.ENDED
@@ -509,7 +510,7 @@ class Execution(TaskLock):
 
     def _when_held(self, held: LockHeld, phase: str = "running") -> float | None:
         """Ask ``on_conflict``: seconds to try again, or None to run unlocked."""
-        call = self.call
+        call, self._met_outage = self.call, False
         if _is_copy(call, held):
             if self._takes_over(held.holder):
                 return 0.0
@@ -568,7 +569,7 @@ class Execution(TaskLock):
 
     def _when_unreachable(self, unreachable: QuorumUnreachable) -> float | None:
         """Ask ``on_backend_error``: seconds to try again, or None to run unlocked."""
-        call = self.call
+        call, self._met_outage = self.call, True
         outage = Outage(
             **call.facts(),
             reason=str(unreachable),

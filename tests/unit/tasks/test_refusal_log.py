@@ -10,7 +10,9 @@ import pytest
 
 from celery_redlock.app.refusal_log import LONG, RefusalLog
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.errors import QuorumUnreachable
 from celery_redlock.testing import FakeClock
+from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
 from tests.unit.tasks.support import KEY
 
 if TYPE_CHECKING:
@@ -204,4 +206,20 @@ def test_calls_of_an_outage_are_not_noted(worker: Worker) -> None:
         worker.run(task)
 
     (record,) = log.records()
+    assert record.in_a_row == 1
+
+
+def test_duplicates_after_an_outage_of_refused_writes_are_noted(worker: Worker) -> None:
+    """No grant has ended it in the log, and this call was told who holds its lock."""
+    task, runtime = worker.leased_job(), runtime_of(worker.app)
+    ballot = Ballot(["a"])
+    ballot.cast(0, Vote(VoteKind.REFUSED, reason="answered ERR disk full"))
+    full = QuorumUnreachable("Full.", key=KEY, ballot=ballot)
+    runtime.outage_log.add("job[1]", "call-1", "skip", "not run", full)
+
+    with worker.held():
+        worker.run(task)
+
+    assert runtime.outage_log.is_on
+    (record,) = runtime.refusal_log.records()
     assert record.in_a_row == 1
