@@ -32,7 +32,12 @@ import pytest
 from celery._state import _on_app_finalizers
 from celery.app import builtins
 
-from celery_redlock.devnodes import DevNodes, find_redis_server, redis_servers
+from celery_redlock.devnodes import (
+    DevNodes,
+    find_redis_server,
+    processes,
+    redis_servers,
+)
 from celery_redlock.errors import RedlockError
 from tests.harness.kept_nodes import IDLE, KeptNodes
 from tests.harness.programs import end_of
@@ -48,6 +53,12 @@ if not os.environ.get("CI"):
     hypothesis.settings.load_profile("desk")
 
 _LAST_CHANCE = 10.0  # seconds for the last processes to end
+
+# Each process that shares the tests has ports of its own: one of a server that is down
+# for a moment must not be given to another server.
+_PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+processes.PORTS = processes.PORTS[_PROCESS::_PROCESSES]
 
 
 def missing(what: str) -> NoReturn:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Below the range of outgoing connections: a client that reconnects again and again to
 # a dead server in that range can be connected to itself.
-_PORTS = range(10_000, 32_000)
+PORTS = range(10_000, 32_000)
 _POLL_EVERY = 0.005
 _SHOWN = 3_000  # characters of a log in an error
 
@@ -306,7 +306,7 @@ def _exists(pid: int) -> bool:
 def free_port() -> int:
     """Return a port of 127.0.0.1 on which no program listened a moment ago."""
     while True:
-        port = secrets.choice(_PORTS)
+        port = secrets.choice(PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
