@@ -1,10 +1,11 @@
 """The log of an outage: one line a minute in each process, and a summary at its end.
 
 An outage begins with a try for a lock or a claim for which too few nodes vote. It is
-over when they vote in a later try of this process. Where a node refuses to write, for
-example since its disk is full, it is over when they grant: such a node can still tell
-who holds a lock. Each try is one line at DEBUG; the outage as a whole is what an
-operator reads.
+over when they grant one in a later try of this process. An answer about a held lock
+alone does not end it: a store whose disk is full, or which waits for an absent standby,
+still tells who holds a lock. After a minute of such answers, without a try that has
+failed, the first of them was its end. Each try is one line at DEBUG; the outage as a
+whole is what an operator reads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.basics.process import OfOneProcess
 from celery_redlock.basics.timing import seconds_text
-from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
     from celery_redlock.errors import LockUnavailable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MOST_CALLS = 10_000  # whose ids are remembered, to count them
+_SURE_AFTER = 60.0  # seconds since an answer about a held lock; no try has failed since
 
 
 class OutageLog(OfOneProcess):
@@ -49,7 +50,7 @@ class OutageLog(OfOneProcess):
     def _begin(self) -> None:
         self._limit = LogLimit(self._clock)
         self._since = self._last = self._clock.monotonic()
-        self._refuses = False  # some node has refused the last try
+        self._told_at: float | None = None  # of a lock, first after the last try
         self._calls: set[str] = set()
         self._tries: Counter[str] = Counter()
 
@@ -62,18 +63,17 @@ class OutageLog(OfOneProcess):
         happens to the call, as it follows after "will".
         """
         self.notice_fork()
+        self._end_if_sure()
         if not self.is_on:
             self._begin()
             self.is_on = True
-        self._last = self._clock.monotonic()
+        self._last, self._told_at = self._clock.monotonic(), None
         self._tries[answer] += 1
-        votes = error.ballot.votes if error.ballot else ()
-        self._refuses = any(v and v.kind is VoteKind.REFUSED for v in votes)
         if len(self._calls) < _MOST_CALLS:
             self._calls.add(task_id)
         if self._limit.take() is None:
             return
-        fields = self._fields("outage")
+        fields = self._fields("outage", self._last)
         if self._tries.total() == 1:
             log.warning(
                 "%s will %s. %s From now on, this process logs this outage once a "
@@ -86,7 +86,7 @@ class OutageLog(OfOneProcess):
         else:
             log.warning(
                 "Too few lock nodes have voted for %.0f s: %s. The last reason: %s",
-                self._seconds,
+                self._last - self._since,
                 self._numbers(),
                 error,
                 extra=fields,
@@ -98,27 +98,37 @@ class OutageLog(OfOneProcess):
         They have ``granted`` a lock or a claim, or told who holds it.
         """
         self.notice_fork()
-        if not self.is_on or (self._refuses and not granted):
+        if not self.is_on:
             return
+        if self._told_at is None:
+            self._told_at = self._clock.monotonic()
+        if granted:
+            self._end_at(self._told_at)
+        else:
+            self._end_if_sure()
+
+    def _end_if_sure(self) -> None:
+        """End an outage in which answers about held locks alone came for a minute."""
+        if not self.is_on or (told_at := self._told_at) is None:
+            return
+        if self._clock.monotonic() - told_at >= _SURE_AFTER:
+            self._end_at(told_at)
+
+    def _end_at(self, told_at: float) -> None:
         self.is_on = False
         # When they voted again in between, no try of this process has shown.
         text = (
             "The lock nodes vote again, %s after the first try for which too few "
             "did, and %s after the last one: %s."
         )
-        since_last = self._clock.monotonic() - self._last
-        fields = self._fields("outage-over")
-        times = seconds_text(self._seconds), seconds_text(since_last)
+        fields = self._fields("outage-over", told_at)
+        times = seconds_text(told_at - self._since), seconds_text(told_at - self._last)
         log.info(text, *times, self._numbers(), extra=fields)
 
-    def _fields(self, event: str) -> dict[str, object]:
+    def _fields(self, event: str, now: float) -> dict[str, object]:
         calls, tries = len(self._calls), self._tries.total()
-        return log_fields(event, calls=calls, tries=tries, seconds=self._seconds)
-
-    @property
-    def _seconds(self) -> float:
-        """Seconds since the first try."""
-        return round(self._clock.monotonic() - self._since, 3)
+        seconds = round(now - self._since, 3)
+        return log_fields(event, calls=calls, tries=tries, seconds=seconds)
 
     def _numbers(self) -> str:
         calls = len(self._calls)

@@ -29,7 +29,7 @@ from tests.harness.waiting import until
 from tests.unit.tasks.support import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SECRET = "geheim"
@@ -249,15 +249,44 @@ def test_full_disk_of_postgresql_is_told_with_its_remedy(own_postgresql: int) ->
         assert refusal(redlock) == ""
 
 
-def test_full_disk_of_postgresql_is_one_outage(
-    own_postgresql: int, caplog: pytest.LogCaptureFixture
+def lose_standby(server: psycopg.Connection) -> None:
+    """Let each commit wait for a standby that is not there, until it may be none."""
+    server.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
+    server.execute("SELECT pg_reload_conf()")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "repair", "reason"),
+    [
+        (
+            fill_disk,
+            f"DROP TRIGGER fails ON {TABLE}",
+            "No space left on device",
+        ),
+        (
+            lose_standby,
+            "ALTER SYSTEM RESET synchronous_standby_names",
+            "had not answered",
+        ),
+    ],
+)
+def test_postgresql_that_grants_nothing_is_one_outage(
+    own_postgresql: int,
+    caplog: pytest.LogCaptureFixture,
+    breaks: Callable[[psycopg.Connection], None],
+    repair: str,
+    reason: str,
 ) -> None:
     """It tells who holds a lock meanwhile. That it votes again is said when it does."""
     url = f"postgresql://redlock@127.0.0.1:{own_postgresql}/postgres"
     PostgreSQL.prepare(url, 5.0)
     app = Celery("full", broker="memory://", backend="cache+memory://")
     app.conf.redlock_nodes, app.conf.redlock_node_timeout = [url], 3.0
-    caplog.set_level(logging.INFO, "celery_redlock.app.outage_log")
+    outage_log = "celery_redlock.app.outage_log"
+    caplog.set_level(logging.INFO, outage_log)
+
+    def lines() -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.name == outage_log]
 
     @singleton_task(app=app, shared=False, key="{key}", on_backend_error="skip")
     def job(key: str) -> None: ...
@@ -268,16 +297,20 @@ def test_full_disk_of_postgresql_is_one_outage(
         closing(Redlock([url], **PATIENT)) as rival,
     ):
         rival.initialize()
-        rival.acquire("held")
-        fill_disk(server)
-        for key in ("free", "held", "free"):
+        rival.acquire("held", ttl=60.0)
+        breaks(server)
+        while not runtime_of(app).outage_log.is_on:  # the settings are loaded
+            worker.run(job, "free")
+        for key in ("held", "held", "free"):
             worker.run(job, key)
-        (began,) = caplog.messages
-        server.execute(f"DROP TRIGGER fails ON {TABLE}")
-        worker.run(job, "free")
+        (began,) = lines()
+        server.execute(repair)
+        server.execute("SELECT pg_reload_conf()")
+        while runtime_of(app).outage_log.is_on:
+            worker.run(job, "free")
     runtime_of(app).stop()
-    assert "No space left on device" in began
-    assert caplog.messages[1].startswith("The lock nodes vote again")
+    assert reason in began
+    assert lines()[1].startswith("The lock nodes vote again")
 
 
 class Starting:

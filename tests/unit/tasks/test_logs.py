@@ -142,22 +142,63 @@ def test_long_outage_is_logged_once_a_minute(
     assert fields(caplog, "outage-over")["seconds"] == 144.0
 
 
-def test_answer_about_a_held_lock_ends_no_outage_of_refused_writes(
-    caplog: pytest.LogCaptureFixture,
+def test_outage_is_not_over_by_an_answer_about_a_held_lock(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A store whose disk is full reads who holds a lock, and grants none."""
-    outages, ballot = OutageLog(), Ballot(["a"])
+    """A store that cannot write still reads who holds a lock, and grants none."""
+    outages, error = OutageLog(clock), QuorumUnreachable("Why.", key="k")
+    outages.add("job[1]", "call-1", "retry", "wait", error)
+    for _ in range(100):
+        clock.advance(10.0)
+        outages.end(granted=False)
+        clock.advance(20.0)
+        outages.add("job[1]", "call-1", "retry", "wait", error)
+    assert "The lock nodes vote again" not in caplog.text
+
+    outages.end()
+
+    assert fields(caplog, "outage-over")["seconds"] == 3000.0
+
+
+def test_outage_is_over_after_a_minute_of_answers_about_held_locks(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No try has failed meanwhile. The first answer counts as its end."""
+    outages, error = OutageLog(clock), QuorumUnreachable("Why.", key="k")
+    outages.add("job[1]", "call-1", "retry", "wait", error)
+    clock.advance(5.0)
+
+    for _ in range(7):
+        assert outages.is_on
+        outages.end(granted=False)
+        clock.advance(10.0)
+
+    assert not outages.is_on
+    assert fields(caplog, "outage-over")["seconds"] == 5.0
+
+
+def test_outage_long_after_an_answer_about_a_held_lock_is_another_one(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its seconds are not counted from the first try of the outage before it."""
+    outages, error = OutageLog(clock), QuorumUnreachable("Silent.", key="k")
+    ballot = Ballot(["a"])
     ballot.cast(0, Vote(VoteKind.REFUSED, reason="answered ERR disk full"))
     full = QuorumUnreachable("Full.", key="k", ballot=ballot)
-    silent = QuorumUnreachable("Silent.", key="k", ballot=Ballot(["a"]))
+    outages.add("job[1]", "call-1", "retry", "wait", full)
+    clock.advance(5.0)
+    outages.end(granted=False)
+    clock.advance(3600.0)
 
-    for error, ends in ((full, False), (silent, True)):
-        outages.add("job[1]", "call-1", "retry", "wait", error)
-        outages.end(granted=False)
-        assert ("The lock nodes vote again" in caplog.text) == ends
-        outages.end()
-        assert "The lock nodes vote again" in caplog.messages[-1]
-        caplog.clear()
+    outages.add("job[2]", "call-2", "retry", "wait", error)
+
+    first, over, second = caplog.messages
+    assert [first.partition(" ")[0], second.partition(" ")[0]] == ["job[1]", "job[2]"]
+    assert over.startswith("The lock nodes vote again, 5.0 s after the first try")
+    caplog.clear()
+    clock.advance(2.0)
+    outages.end()
+    assert fields(caplog, "outage-over")["seconds"] == 2.0
 
 
 def test_leader_names_election_and_term(
