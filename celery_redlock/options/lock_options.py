@@ -161,13 +161,16 @@ def options_in(redlock: Any) -> dict[str, Any]:
     return {**redlock}
 
 
-def refuse_of_call(task: str, options: Mapping[str, Any]) -> None:
+def refuse_of_call(
+    task: str, options: Mapping[str, Any], then: str = "Nothing was sent."
+) -> None:
     """Refuse lock options among those of one call, which Celery would pass on unread.
 
-    Stamps of Celery are options of the call as well, and may have any name.
+    Stamps of Celery are options of the call as well, and may have any name. ``then``
+    says what holds after the error.
 
     Raises:
-        ConfigurationError: There is one. Nothing was sent.
+        ConfigurationError: There is one.
     """
     for name in sorted(options.keys() - set(options.get("stamped_headers") or ())):
         if name in (*_NAMES, "redlock"):
@@ -178,7 +181,7 @@ def refuse_of_call(task: str, options: Mapping[str, Any]) -> None:
             continue
         raise ConfigurationError(
             f"{task}: lock options are for all calls of a task, and {name} was given "
-            f"for one call. Nothing was sent. {remedy}"
+            f"for one call. {then} {remedy}"
         )
 
 

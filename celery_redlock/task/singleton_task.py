@@ -524,7 +524,12 @@ class SingletonTask(_Base[P, R]):
         return with_conflict(super().AsyncResult(*args, **options))
 
     def apply(self, *args: Any, **options: Any) -> Any:
-        """Run the call here, as Celery does; the ``conflict`` of its result is None."""
+        """Run the call here, as Celery does; the ``conflict`` of its result is None.
+
+        Raises:
+            ConfigurationError: There is a lock option among ``options``. Nothing ran.
+        """
+        _refuse_lock_options(self, "apply", options, "Nothing ran.")
         return with_conflict(super().apply(*args, **options))
 
     def replace(self, sig: Any) -> Any:
@@ -550,7 +555,12 @@ class SingletonTask(_Base[P, R]):
         """Return the call for a retry, without the header of this package.
 
         Only the time of publishing is kept: a retry is no newer than its call.
+
+        Raises:
+            ConfigurationError: There is a lock option among ``kwargs``. If this were
+                found when the retry is sent, Celery would reject the message.
         """
+        _refuse_lock_options(self, "apply_async", kwargs)
         request = self.request if request is None else request
         signature = super().signature_from_request(request, *args, **kwargs)
         options, ours = signature.options, self.lock_options
@@ -579,6 +589,21 @@ def _in_thread(send: Callable[[], Any]) -> Any:
         return send()
     finally:
         close_old_connections()
+
+
+def _refuse_lock_options(
+    task: Task, method: str, options: Mapping[str, Any], then: str = "Nothing was sent."
+) -> None:
+    """Refuse lock options of one call, where no class of the project may take them.
+
+    Such a class has this method. Where it sends calls, `_publish` finds what it leaves.
+    """
+    having = [base for base in type(task).__mro__ if method in vars(base)]
+    ours = ("celery.", "celery_redlock.")
+    if task.lock_options is not None and all(
+        base.__module__.startswith(ours) for base in having
+    ):
+        refuse_of_call(task.name, options, then)
 
 
 def _publish(
@@ -690,7 +715,13 @@ class PublishedOnCommit:
         self.apply_async_on_commit(args, kwargs)
 
     def apply_async_on_commit(self, *args: Any, **options: Any) -> None:
-        """Publish when the database transaction is committed."""
+        """Publish when the database transaction is committed.
+
+        Raises:
+            ConfigurationError: There is a lock option among ``options``. Nothing will
+                be sent.
+        """
+        _refuse_lock_options(self, "apply_async", options)
         base: Any = super()
         base.apply_async_on_commit(*args, **{**options, _AFTER_COMMIT: True})
 

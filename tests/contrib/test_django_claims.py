@@ -12,7 +12,7 @@ from celery.backends.base import BaseBackend
 from celery.contrib.django.task import DjangoTask
 from django.db import connection, transaction
 
-from celery_redlock import DuplicateTask, SingletonTask
+from celery_redlock import ConfigurationError, DuplicateTask, SingletonTask
 from celery_redlock.line.claims import Claims
 from celery_redlock.testing import FakeNodes, SignalRecorder
 from tests.contrib.storages import default_database, use_django
@@ -180,6 +180,35 @@ def test_delay_on_commit_claims_when_it_commits(worker: Worker) -> None:
 
     assert is_claimed(worker)
     assert len(worker.messages()) == 1
+
+
+def test_lock_option_is_refused_before_the_commit(worker: Worker) -> None:
+    """The caller is told, and not the commit."""
+    ship = shipping(worker)
+    options: dict[str, Any] = {"ttl": 5}
+    with transaction.atomic():
+        with pytest.raises(ConfigurationError, match="ttl was given for one call"):
+            ship.apply_async_on_commit((1,), **options)
+        ship.apply_async_on_commit((2,), priority=3)
+
+    assert len(worker.messages()) == 1
+
+
+def test_base_class_may_take_an_option_of_a_call_on_commit(worker: Worker) -> None:
+    """Its ``apply_async`` is called by the commit."""
+    taken = []
+
+    class Tenants(DjangoTask):
+        abstract = True
+
+        def apply_async(self, *args: Any, key: str = "", **options: Any) -> Any:
+            taken.append(key)
+            return super().apply_async(*args, **options)
+
+    with transaction.atomic():
+        shipping(worker, base=Tenants).apply_async_on_commit((1,), key="red")
+
+    assert taken == ["red"]
 
 
 def test_delay_on_commit_does_nothing_after_a_rollback(worker: Worker) -> None:

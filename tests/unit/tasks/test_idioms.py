@@ -167,6 +167,26 @@ def test_lock_option_of_one_call_is_refused(worker: Worker, name: str) -> None:
 
         assert "Nothing was sent." in str(refusal.value)
 
+    for run in (job.apply, job.s().set(**options).apply):
+        with pytest.raises(ConfigurationError, match=f"^job: .*{name}") as refusal:
+            run(**options)
+
+        assert "Nothing ran." in str(refusal.value)
+
+
+def test_lock_option_of_one_retry_fails_the_call(worker: Worker) -> None:
+    """A message that cannot be sent would be rejected: no result would ever come."""
+
+    @singleton_task(app=worker.app, name="job", key=KEY, bind=True)
+    def job(self: Any) -> None:
+        self.retry(ttl=5)
+
+    run = worker.run(job)
+
+    assert run.stored == states.FAILURE
+    assert isinstance(run.result, ConfigurationError)
+    assert "@singleton_task(ttl=...)" in str(run.result)
+
 
 def test_stamp_may_have_the_name_of_a_lock_option(worker: Worker) -> None:
     """Celery keeps the stamps of a call among its options."""
@@ -174,6 +194,7 @@ def test_stamp_may_have_the_name_of_a_lock_option(worker: Worker) -> None:
     call.stamp(key="red", limit=3)
 
     call.apply_async()
+    call.apply()
 
     worker.collect()
     ((headers, _),) = worker.published
@@ -191,14 +212,38 @@ def test_options_of_kombu_and_of_base_classes_are_passed_on(worker: Worker) -> N
             taken.append(key)
             return super().apply_async(*args, **options)
 
+        def apply(self, *args: Any, key: str = "", **options: Any) -> Any:
+            taken.append(key)
+            return super().apply(*args, **options)
+
     class Before(Tenants, SingletonTask):
         abstract = True
 
     for name, base in (("after", Tenants), ("before", Before)):
         job = singleton_task(app=worker.app, base=base, name=name)(nothing)
         job.apply_async(key=name, timeout=5, priority=3, my_own=1)
+        job.apply(key=name, timeout=5, priority=3, my_own=1)
 
-    assert taken == ["after", "before"]
+    assert taken == ["after", "after", "before", "before"]
+
+
+def test_base_class_may_take_an_option_of_a_retry(worker: Worker) -> None:
+    """Its ``apply_async`` sends retries, too."""
+    taken = []
+
+    class Tenants(Task):
+        abstract = True
+
+        def apply_async(self, *args: Any, key: str = "", **options: Any) -> Any:
+            taken.append(key)
+            return super().apply_async(*args, **options)
+
+    @singleton_task(app=worker.app, base=Tenants, name="job", bind=True)
+    def job(self: Any) -> None:
+        self.retry(key="red")
+
+    assert worker.run(job).stored == states.RETRY
+    assert taken == ["red"]
 
 
 # -- the app's own task class --------------------------------------------------------
