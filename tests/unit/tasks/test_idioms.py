@@ -152,6 +152,32 @@ def test_attribute_of_a_base_class_is_no_lock_option(worker: Worker) -> None:
         assert task.lock_options == SingletonTask.lock_options
 
 
+@pytest.mark.parametrize("name", ["timeout", "limits"])  # foreign, and nearly one
+def test_attribute_of_an_apps_task_class_is_refused_with_its_remedy(
+    worker: Worker, own_tasks: None, name: str
+) -> None:
+    """Without an app, its class is not known when the task is decorated."""
+
+    class Fetch(Task):
+        abstract = True
+        timeout = 1
+        limits = 3
+
+    worker.app.task_cls = Fetch
+    option: dict[str, Any] = {name: 10}
+
+    with pytest.raises(ConfigurationError, match=r"its task_cls.*write base=") as text:
+        singleton_task(**option)(nothing)
+
+    assert f"There is no lock option {name!r}." in str(text.value)
+    singleton_task(base=Fetch, name=f"{name} of a base class", **option)(nothing)
+    worker.app.finalize()
+    assert getattr(worker.app.tasks[f"{name} of a base class"], name) == 10
+    with pytest.raises(ConfigurationError) as text:
+        singleton_task(app=Celery(set_as_current=False), **option)(nothing)
+    assert "task_cls" not in str(text.value)
+
+
 # -- options of a task among those of a call ----------------------------------------
 
 
