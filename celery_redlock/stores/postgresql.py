@@ -49,13 +49,13 @@ import inspect
 import os
 import re
 import socket
-import sys
 from functools import partial
+from selectors import EVENT_WRITE
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg import ClientCursor, capabilities, errors
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ConnStatus, PGconn, TransactionStatus
 from psycopg.rows import tuple_row
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
@@ -786,24 +786,27 @@ def _unreachable(error: psycopg.Error, url: str) -> str:
         return REJECTED
     if isinstance(error, errors.ConnectionTimeout) and not runs:
         # The driver does not tell how far it came.
-        accepts = any(map(_accepts, postgresql_url.servers_of(url)))
-        return SILENT if accepts else NOT_ACCEPTED
+        return SILENT if _accepts(url) else NOT_ACCEPTED
     words = reason.removeprefix(_FATAL)
     return f"cannot be connected to: {words}{_remedy(words, _IT_RUNS if runs else '')}"
 
 
-def _accepts(server: tuple[str, str]) -> bool:
-    host, port = server
+def _accepts(url: str) -> bool:
+    """Tell whether a server accepts a connection, where libpq connects to first."""
+    attempt = PGconn.connect_start(url.encode())
     try:
-        if sys.platform != "win32" and host.startswith("/"):
-            with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(_SOON)
-                sock.connect(f"{host}/.s.PGSQL.{port}")
-        else:
-            socket.create_connection((host, int(port)), _SOON).close()
-    except OSError:
-        return False
-    return True
+        ends_at = SYSTEM_CLOCK.monotonic() + _SOON
+        while attempt.status == ConnStatus.STARTED and (
+            readable(
+                attempt.socket,
+                events=EVENT_WRITE,
+                timeout=max(0.0, ends_at - SYSTEM_CLOCK.monotonic()),
+            )
+        ):
+            attempt.connect_poll()
+        return attempt.status not in (ConnStatus.STARTED, ConnStatus.BAD)
+    finally:
+        attempt.finish()
 
 
 def _unusable(error: psycopg.Error) -> str:

@@ -83,12 +83,6 @@ def search_path_of(url: str) -> str:
     return found[1] if found else ""
 
 
-def servers_of(url: str) -> list[tuple[str, str]]:
-    """Return where libpq connects to: host or folder of a unix socket, and port."""
-    parts = conninfo_to_dict(url)
-    return _servers_in({**parts, "host": parts.get("hostaddr") or parts.get("host")})
-
-
 def hosts_of(url: str) -> list[str]:
     """Return the hosts; none for a unix socket."""
     hosts = (host for host, _ in _servers_in(conninfo_to_dict(url)))

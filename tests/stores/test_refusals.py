@@ -953,9 +953,14 @@ def test_store_that_accepts_connections_and_is_silent_is_told(scheme: str) -> No
     )
 
 
-@pytest.mark.parametrize("place", ["unix socket", "hostaddr"])
-def test_silent_postgresql_is_told_where_libpq_connects_to(place: str) -> None:
-    """To a socket in a folder, or to an address that its host does not lead to."""
+@pytest.mark.parametrize("place", ["unix socket", "hostaddr", "environment"])
+def test_silent_postgresql_is_told_where_libpq_connects_to(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a socket in a folder, or to an address that its host does not lead to.
+
+    Where the URL has no host, that is in the environment.
+    """
     with TemporaryDirectory() as folder, ExitStack() as stack:
         if place == "hostaddr":
             server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -966,6 +971,10 @@ def test_silent_postgresql_is_told_where_libpq_connects_to(place: str) -> None:
             server.bind(f"{folder}/.s.PGSQL.6000")
             server.listen()
             where = f"/app?host={folder}&port=6000"
+            if place == "environment":
+                monkeypatch.setenv("PGHOST", folder)
+                monkeypatch.setenv("PGPORT", "6000")
+                where = "/app"
         with pytest.raises(StoreError, match="accepts connections, but did not"):
             PostgreSQL(f"postgresql://app@{where}", 2.0)
 
