@@ -12,8 +12,10 @@
         this base holds it; requeue the message
 
 The lock of a killed child is released as soon as Celery notices its death, in 0 to
-5 s, and not after a ttl. Celery reports a hard time limit while the child still runs.
-The lock is then released when the process has ended, and not before.
+5 s, and not after a ttl. Celery reports a hard time limit while the child still runs,
+and stores the result of a revoked call when it has sent the signal. After SIGKILL, and
+after a hard time limit, the lock is released when the process has ended, and not
+before.
 
 Then it looks on the nodes, in the background, for locks that the body of the child
 took (``with other.lock(...)``): their tokens begin as the base does, and name the
@@ -27,6 +29,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +82,7 @@ _DIED = (WorkerLostError, Terminated, SystemExit)
 # Ends of a call that Celery stores, or that store nothing.
 _NO_LOSS = (Ignore, Reject, Retry, MemoryError, TimeLimitExceeded)
 _LOOK_EVERY, _LOOK_FOR = 0.05, 60.0  # seconds
+_KILL = getattr(signal, "SIGKILL", None)  # the signal that a process cannot survive
 _RELEASED_WITHIN = 5.0  # seconds, where the nodes and the result backend answer
 
 
@@ -318,17 +322,22 @@ class RedlockRequest(Request):
             return None
         return super().maybe_expire()
 
-    def _announce_revoked(self, *args: Any, **kwargs: Any) -> None:
+    def _announce_revoked(
+        self, reason: Any, terminated: Any, signum: Any, expired: Any
+    ) -> None:
         """Release the claim of a job that was revoked or has expired before it began.
 
         Its place in the backlog and its entry in the successor register end, too. All
         this happens before the end of the job is known, so that the call can be
-        published again at once.
+        published again at once. A child that is killed just now ends in a moment: its
+        lock is released then, and not when Celery reports its death.
         """
         self._end_wait()
         self._end_entries()
+        if terminated and signum == _KILL:
+            self._release_lock(ended=False)
         self._is_revoking = True
-        super()._announce_revoked(*args, **kwargs)
+        super()._announce_revoked(reason, terminated, signum, expired)
 
     def acknowledge(self) -> None:
         """Acknowledge the message; requeue a revoked one that its chord may still need.

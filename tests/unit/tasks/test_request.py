@@ -324,6 +324,18 @@ def test_lock_of_a_living_child_is_released_when_it_has_died(
     until(lambda: not is_locked(worker))
 
 
+def test_lock_of_a_child_that_a_revocation_kills_is_released_at_its_death(
+    worker: Worker, child: subprocess.Popen[bytes]
+) -> None:
+    """Celery reports the death in 0 to 5 s. Until then, a call would be a duplicate."""
+    request = run_in_child(worker, child.pid)
+    request.time_start = 1.0
+
+    request.terminate(SimpleNamespace(terminate_job=os.kill), signal="KILL")
+
+    until(lambda: not is_locked(worker))
+
+
 @pytest.mark.parametrize("is_dead", [True, False], ids=["dead", "living"])
 def test_end_of_a_lost_call_is_told_though_no_thread_can_start(
     worker: Worker,
