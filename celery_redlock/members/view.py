@@ -50,6 +50,13 @@ _ONE_VERSION = (
     "Use one version for all clients. After an upgrade stop all workers and beats, "
     f"then run `{COMMAND} init`"
 )
+_FINISHED = (
+    f"If `{COMMAND} reconfigure` is done, give this client the new settings. Else wait "
+    "until it is done, or run it again with its arguments"
+)
+_UNFINISHED = (
+    f"Wait until `{COMMAND} reconfigure` is done, or run it again with its arguments"
+)
 _CHECK_NAMES = (
     "Check that the names of the nodes lead all clients to the same servers. A node "
     "that no other deployment uses joins this one when its key `meta` is deleted"
@@ -228,11 +235,12 @@ def _refusal(theirs: str, ours: str) -> tuple[str, str]:  # noqa: PLR0911
             f"They vote again by themselves. Run `{COMMAND} doctor`",
         )
     if theirs.startswith(CLOSED):
-        command = f"`{COMMAND} reconfigure`"
         plan = View.parse(theirs.removeprefix(CLOSED))
+        # The new nodes may vote already, where a client of the old ones does not look.
+        may_be_done = plan and plan.configuration != _configuration_in(ours)
         return (
             f"are closed: moving to {plan.configuration if plan else theirs}",
-            f"Wait until {command} is done, or run it again with its arguments",
+            _FINISHED if may_be_done else _UNFINISHED,
         )
     if is_older(theirs):
         return (
@@ -245,7 +253,7 @@ def _refusal(theirs: str, ours: str) -> tuple[str, str]:  # noqa: PLR0911
             "Install the same version for this client",
         )
     there, here = View.parse(theirs), View.parse(ours)
-    configuration = here.configuration if here else Configuration.parse(ours)
+    configuration = _configuration_in(ours)
     if not there or not configuration:
         difference = f"were used by another version of celery-redlock ({theirs})"
         return difference, _ONE_VERSION
@@ -262,6 +270,11 @@ def _refusal(theirs: str, ours: str) -> tuple[str, str]:  # noqa: PLR0911
         return difference, f"Run `{COMMAND} doctor`"
     difference = "were replaced: the same names lead other clients to other servers"
     return difference, _CHECK_NAMES
+
+
+def _configuration_in(ours: str) -> Configuration | None:
+    view = View.parse(ours)
+    return view.configuration if view else Configuration.parse(ours)
 
 
 def steps_by_hand(*, is_guarded: bool) -> str:

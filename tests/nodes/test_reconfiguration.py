@@ -136,6 +136,19 @@ def test_client_with_removed_nodes_is_told_the_new_ones(move: Move, key: str) ->
     assert "shut this one down" in removed.remedy
 
 
+def test_client_whose_nodes_were_all_left_need_not_wait(move: Move, key: str) -> None:
+    """They stay closed, also when the move is done, and it cannot see the new ones."""
+    _, old, new = move("ab", "cd")
+    reconfigure(old, new)
+
+    error = str(refusal(old, key, says="The nodes are closed"))
+    remedies = [found.remedy for found in diagnose(old) if found.code == "closed"]
+
+    assert len(remedies) == len(old.labels)
+    for told in (error, *remedies):
+        assert "reconfigure` is done, give this client the new settings" in told
+
+
 def test_reconfiguration_that_was_interrupted_is_resumed(move: Move, key: str) -> None:
     """The wait continues meanwhile, and a second run finishes the first one's work."""
     nodes, old, new = move("abc", "abcde")

@@ -126,7 +126,7 @@ def state(report: NodeReport, case: Case) -> Iterator[Finding]:
             yield Finding("unsynced", WARNING, fact, _CONFIRMED)
         case NodeState.CLOSED:
             fact = f"does not vote: the nodes {difference}"
-            remedy = _REMOVED if _is_removed(case, report) else _UNFINISHED
+            remedy = _REMOVED if _is_removed(case, report) else f"{advice}."
             yield Finding("closed", ERROR, fact, remedy)
         case NodeState.OTHER_CONFIG:
             fact = f"has another view of the deployment: the nodes {difference}"
@@ -208,10 +208,6 @@ _CONFIRMED = (
     "They do with one of the next locks, if enough of them vote and have known it for "
     "one max_ttl. If a member is gone for good, replace it with "
     f"`{COMMAND} reconfigure`."
-)
-_UNFINISHED = (
-    f"A reconfiguration is not finished: run `{COMMAND} reconfigure` again, with the "
-    "same arguments."
 )
 _REMOVED = (
     "A reconfiguration has removed it, and other nodes vote in the new configuration: "
