@@ -89,7 +89,10 @@ def reconfigure(  # noqa: PLR0913  (an argument for each option)
     if abort:
         lines = ["", "The old settings count again."]
     if still_on := [it for it in removed if it not in gone]:
-        lines.append(f"Shut down the nodes that were removed: {', '.join(still_on)}.")
+        lines += [
+            f"Removed, and without locks from now on: {', '.join(still_on)}.",
+            "Shut down those that nothing else uses.",
+        ]
     present = before if abort else after
     config = str(present.guard.configuration)
     document = {"config": config, "steps": steps, "gone": removed}

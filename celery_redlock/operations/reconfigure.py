@@ -25,8 +25,8 @@ memory may have, and may have granted locks. So if such nodes are needed, the ab
 first waits until these locks have ended, and the old nodes start above its own clock.
 
 Clients whose settings are the new ones follow by themselves. Shut down the nodes that
-were removed: clients with the old settings could use them again once they have been
-wiped.
+were removed, if nothing else uses them: clients with the old settings could use them
+again once they have been wiped.
 
 Source: the model in ``tests/model/reconfiguration.py``.
 """

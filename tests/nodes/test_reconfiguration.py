@@ -133,7 +133,7 @@ def test_client_with_removed_nodes_is_told_the_new_ones(move: Move, key: str) ->
     (removed,) = (
         finding for finding in diagnose(old) if finding.about == old.labels[2]
     )
-    assert "shut this one down" in removed.remedy
+    assert "shut this one down if nothing else uses it" in removed.remedy
 
 
 def test_client_whose_nodes_were_all_left_need_not_wait(move: Move, key: str) -> None:

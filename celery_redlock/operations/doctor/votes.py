@@ -211,7 +211,8 @@ _CONFIRMED = (
 )
 _REMOVED = (
     "A reconfiguration has removed it, and other nodes vote in the new configuration: "
-    "set redlock_nodes to the new nodes, and shut this one down."
+    "set redlock_nodes to the new nodes, and shut this one down if nothing else uses "
+    "it."
 )
 _REMOVED_MEMBER = (
     "If it was removed from the cluster, leave it out of the URL in redlock_nodes, and "
