@@ -107,17 +107,14 @@ class Extension:
         self._before = lease.renewal_ballot
         self.request = self._extend()
 
-    def carry_through(self, node_timeout: float) -> bool:
+    def carry_through(self) -> bool:
         """Send, wait and restore until there is a result, and return it."""
-        clock, transport = self._nodes.clock, self._nodes.transport
-        transport.send(self.request)
-        while self.result is None:
-            transport.wait(self.request, until=clock.monotonic() + node_timeout)
+        request: ScriptRequest | None = self.request
+        while request is not None:
+            self._nodes.transport.ask(request)
             # Done, late, or out of reach: there is nothing more to wait for.
-            restore = self.advance(out_of_time=True)
-            if restore is not None:
-                transport.send(restore)
-        return self.result
+            request = self.advance(out_of_time=True)
+        return self.result is True
 
     def advance(self, *, out_of_time: bool) -> ScriptRequest | None:
         """Judge the votes so far. Return a request to be sent now, if there is one.

@@ -479,7 +479,7 @@ class Redlock:
         """
         if lease.is_inherited():
             return False
-        return self.extension(lease).carry_through(self.timing.node_timeout)
+        return self.extension(lease).carry_through()
 
     def extension(self, lease: Lease) -> Extension:
         """Return a renewal of this lease, for the caller to send."""

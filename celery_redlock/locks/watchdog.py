@@ -85,7 +85,7 @@ class Watchdog(OfOneProcess):
         self._wakeups = WakeupQueue(self._clock)
         self._is_used = False
         self._schedule = RenewalSchedule()
-        self._in_flight: list[tuple[Watch, Extension, float]] = []
+        self._in_flight: list[tuple[Watch, Extension]] = []
         self.announced: Lease | None = None
         self._failure_limit = LogLimit(self._clock)
         self._background = Background("redlock-watchdog", self._run, self._clock)
@@ -312,42 +312,37 @@ class Watchdog(OfOneProcess):
             sent.append((watch, self._redlock.extension(watch.lease)))
         requests = [extension.request for _, extension in sent]
         self._redlock.transport.send(*requests)
-        deadline = self._deadline()
-        self._in_flight += [(*renewal, deadline) for renewal in sent]
+        self._in_flight += sent
 
     def _give_up_at(self) -> float:
-        """Return until when to wait for a busy transport: no loss is announced late."""
+        """Return until when to wait for nodes, or for a busy transport.
+
+        No loss is announced late.
+        """
         next_at = self._schedule.next_at
         if next_at > self._clock.monotonic():
             return next_at
         ends = [watch.lease.until for watch in list(self._watched.values())]
         return min(ends, default=next_at)
 
-    def _deadline(self) -> float:
-        """Return until when nodes may answer what is sent now."""
-        return self._clock.monotonic() + self._redlock.timing.node_timeout
-
     def _listen(self) -> None:
-        transport, give_up_at = self._redlock.transport, self._give_up_at()
-        until = min(give_up_at, *(deadline for _, _, deadline in self._in_flight))
-        requests = [extension.request for _, extension, _ in self._in_flight]
-        was_read = transport.wait(*requests, until=until, give_up_at=give_up_at)
+        transport, until = self._redlock.transport, self._give_up_at()
+        requests = [extension.request for _, extension in self._in_flight]
+        was_read = transport.wait(*requests, until=until)
+        end = min([until, *[request.deadline for request in requests]])
         # All are done, or no node is worth waiting for.
-        early = was_read and self._clock.monotonic() < until
+        early = was_read and self._clock.monotonic() < end
         under_way, self._in_flight = self._in_flight, []
-        for watch, extension, deadline in under_way:
+        for watch, extension in under_way:
             if self._watched.get(watch.lease.token) is not watch:
                 continue
             # Replies that were not read at the deadline may be there all the same.
-            restore = extension.advance(
-                out_of_time=early or (was_read and deadline <= until)
-            )
-            end = deadline
+            out_of_time = early or (was_read and extension.request.deadline <= end)
+            restore = extension.advance(out_of_time=out_of_time)
             if restore is not None:
                 transport.send(restore)
-                end = self._deadline()
             if extension.result is None:
-                self._in_flight.append((watch, extension, end))
+                self._in_flight.append((watch, extension))
             else:
                 self._conclude(watch, extension)
 

@@ -112,6 +112,7 @@ class FakeNodes:
         """
         options = {"node_timeout": self._node_timeout, "clock": self.clock, **options}
         redlock = Redlock(self.urls, transport=self, **options)
+        self._node_timeout = redlock.timing.node_timeout
         is_new, self._new[0] = self._new[0], False
         if is_new:
             self._initialize(redlock)
@@ -191,7 +192,9 @@ class FakeNodes:
         """Send requests to all nodes, in this order; do not wait for replies."""
         with self._lock:
             self._resend()
+            deadline = self.clock.monotonic() + self._node_timeout
             for request in requests:
+                request.deadline = deadline
                 if request.is_obsolete is None or not request.is_obsolete():
                     self.asked.append(request)
                     for connection in self._connections:
@@ -200,13 +203,8 @@ class FakeNodes:
                     for index in range(len(self.labels)):
                         request.fail(index, "was not asked any more")
 
-    def wait(
-        self,
-        *requests: ScriptRequest,
-        until: float,
-        give_up_at: float = math.inf,  # noqa: ARG002  (no client holds it for long)
-    ) -> bool:
-        """Return when all of these requests are decided, or at ``until``."""
+    def wait(self, *requests: ScriptRequest, until: float = math.inf) -> bool:
+        """Return when all are done, at the first ``deadline``, or at ``until``."""
         while True:
             with self._lock:
                 self._resend()
@@ -214,10 +212,11 @@ class FakeNodes:
                     connection.deliver()
                 undecided = [request for request in requests if not request.is_done()]
                 now = self.clock.monotonic()
-                if not undecided or not self._worth_waiting(undecided) or now >= until:
+                end = min([until, *[request.deadline for request in requests]])
+                if not undecided or not self._worth_waiting(undecided) or now >= end:
                     self._note_late(undecided)
                     return True
-                wake_at = min(until, *(each.next_due() for each in self._connections))
+                wake_at = min(end, *(each.next_due() for each in self._connections))
             if isinstance(self.clock, FakeClock):
                 self.clock.advance(min(wake_at, self.clock.next_event()) - now)
             else:
@@ -226,7 +225,7 @@ class FakeNodes:
     def ask(self, request: ScriptRequest) -> None:
         """Send one request and wait for it, for one node time-out at most."""
         self.send(request)
-        self.wait(request, until=self.clock.monotonic() + self._node_timeout)
+        self.wait(request)
 
     def begin(self, request: ScriptRequest, event: Event) -> None:
         """Ask, and release the event: fake time passes at once."""
@@ -238,8 +237,7 @@ class FakeNodes:
 
     def drain(self) -> None:
         """Read the replies that have arrived, without waiting."""
-        now = self.clock.monotonic()
-        self.wait(until=now, give_up_at=now)
+        self.wait(until=self.clock.monotonic())
 
     def close(self) -> None:
         """Close all connections. The nodes still run what was sent."""

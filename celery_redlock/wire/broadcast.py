@@ -120,7 +120,7 @@ class InFlight:
         unfinished: The requests that were not done at the last look.
         waits: Whether a caller waits. If not, the call is over when it was sent.
         came_at: Instant at which the caller came.
-        until: Instant at which the call is over; None for the time that nodes may take.
+        until: Instant at which the call is over at the latest.
         due_at: Instant at which to judge the call if no reply comes before.
         sends: The number of attempts to send the requests.
         is_sent_before: Whether its requests were sent by an earlier call.
@@ -153,7 +153,7 @@ class InFlight:
         *,
         sends: bool,
         waits: bool,
-        until: float | None = None,
+        until: float = math.inf,
     ) -> None:
         self.requests = requests
         self.unsent: Sequence[ScriptRequest] = requests if sends else ()
@@ -437,7 +437,7 @@ class Exchange:
                 self._conclude(call)
                 return
             patience = max(call.came_at, *silences) + self._timing.node_timeout
-            due_at = min(patience, call.until or math.inf)
+            due_at = min(patience, call.until)
             if due_at != call.due_at:
                 call.due_at = due_at
                 if call in self.waiting:
@@ -549,16 +549,18 @@ class Exchange:
 
     def _file(self, calls: Sequence[InFlight], alone: InFlight | None) -> None:
         """Enter that the calls were sent, and the deadlines of those that wait."""
-        sent_at = self._clock.monotonic()
+        deadline = self._clock.monotonic() + self._reply_timeout()
         is_uneasy = bool(self._suspects())
         for call in calls:
+            for request in call.unsent:
+                request.deadline = deadline
             call.unsent = ()
             if not call.waits or call.is_over:
                 call.is_over = True
                 continue
-            if call.until is None:
-                call.until = sent_at + self._reply_timeout()
-            call.due_at = call.until
+            # Also of those that are done: an interrupted driver may have sent them.
+            deadlines = [request.deadline for request in call.requests]
+            call.due_at = call.until = min([call.until, *deadlines])
             if call is not alone:
                 self.enlist(call)
             if is_uneasy or call.is_sent_before:
@@ -799,16 +801,14 @@ class Broadcast(OfOneProcess):
         self._queue.append(call)
         self._try_to(_flush)
 
-    def wait(
-        self, *requests: ScriptRequest, until: float, give_up_at: float = math.inf
-    ) -> bool:
-        """Return when all of them are done, or at ``until``: see ``Transport``."""
+    def wait(self, *requests: ScriptRequest, until: float = math.inf) -> bool:
+        """Return when all are done, or time is up: see ``Transport``."""
         if self.pid != os.getpid():
             self.notice_fork()
         now = self._clock.monotonic()
         call = InFlight(requests, now, sends=False, waits=True, until=until)
         self._queue.append(call)
-        return self._see_through(call, give_up_at)
+        return self._see_through(call)
 
     def drain(self) -> None:
         """Read the replies that are there, unless another thread does so."""
@@ -934,9 +934,9 @@ class Broadcast(OfOneProcess):
         else:
             self._try_to(_flush)
 
-    def _see_through(self, call: InFlight, give_up_at: float = math.inf) -> bool:
-        """Return True when the call is over; False if it is not at ``give_up_at``."""
-        see_through = partial(self._carry, call)
+    def _see_through(self, call: InFlight) -> bool:
+        """Return True when the call is over; False if it is not at its ``until``."""
+        see_through, give_up_at = partial(self._carry, call), call.until
         try:
             self._try_to(see_through)
             return call.is_over or self._await(call, see_through, give_up_at)

@@ -217,6 +217,7 @@ class ScriptRequest:
         is_obsolete: Called just before sending. If it returns True, nothing is sent.
         observer: Called with each vote and the node's index. Must not raise.
         asked_by: The call of which it is a part, told of each vote.
+        deadline: Instant until which nodes may answer; infinite before it is sent.
         resend_until: Instant until which the request is resent to a node that could
             not be reached, or that answered with an error. 0 for a request that can be
             dropped.
@@ -237,6 +238,7 @@ class ScriptRequest:
         "_open",
         "asked_by",
         "ballot",
+        "deadline",
         "is_obsolete",
         "observer",
         "replies",
@@ -287,6 +289,7 @@ class ScriptRequest:
         self.is_obsolete = is_obsolete
         self.observer: Callable[[int, Vote], None] | None = None
         self.asked_by: VoteListener | None = None
+        self.deadline = math.inf
 
     @property
     def call(self) -> tuple[Script, Sequence[str], Sequence[Any]]:
@@ -379,13 +382,11 @@ class Transport(Protocol):
     def send(self, *requests: ScriptRequest) -> None:
         """Send requests to all nodes, in this order; do not wait for replies."""
 
-    def wait(
-        self, *requests: ScriptRequest, until: float, give_up_at: float = math.inf
-    ) -> bool:
-        """Return when all of these requests are done, or at ``until``.
+    def wait(self, *requests: ScriptRequest, until: float = math.inf) -> bool:
+        """Return when all are done, at the first ``deadline``, or at ``until``.
 
-        A reply that is there is read, also after ``until``. Returns False, with nothing
-        read, when other threads still used the transport at ``give_up_at``.
+        A reply that is there is read, also after a deadline. Returns False, with
+        nothing read, when other threads still used the transport at ``until``.
         """
 
     def ask(self, request: ScriptRequest) -> None:

@@ -492,7 +492,7 @@ def test_thread_does_not_wait_beyond_its_deadline(net: Net, clock: FakeClock) ->
     now = clock.monotonic()
 
     net.broadcast.send(asked)
-    read = net.broadcast.wait(asked, until=now + 9.0, give_up_at=now)
+    read = net.broadcast.wait(asked, until=now)
     net.broadcast.drain()
 
     assert not read
@@ -546,13 +546,37 @@ def test_reply_is_read_after_the_deadline_before_it_is_judged(net: Net) -> None:
     net.broadcast.send(asked)
     occupied = Occupied(net)
     read: list[bool] = []
-    now = net.clock.monotonic()
-    occupied.start(lambda: read.append(net.broadcast.wait(asked, until=now)))
+    occupied.start(lambda: read.append(net.broadcast.wait(asked)))
+    net.clock.advance(2 * NODE_TIMEOUT)
     net.all_come(0.0, GRANTED)
 
     occupied.leave()
 
     assert read == [True]
+    assert asked.ballot.granted == 3
+
+
+def test_call_whose_request_is_done_already_has_a_deadline(net: Net) -> None:
+    """An interrupted driver sent it, and others read the votes before it was filed."""
+    asked = net.request()
+    net.broadcast.send(asked)
+    net.all_come(0.0, GRANTED)
+    net.broadcast.drain()
+    before = net.clock.monotonic()
+
+    net.broadcast.ask(asked)
+
+    assert net.clock.monotonic() == pytest.approx(before + NODE_TIMEOUT)
+
+
+def test_nodes_have_their_time_from_when_a_request_is_sent(net: Net) -> None:
+    """The time for which it waits to be sent is no silence."""
+    asked = net.request(is_obsolete=lambda: net.clock.advance(2 * NODE_TIMEOUT))
+    net.broadcast.send(asked)
+    net.all_come(NODE_TIMEOUT / 2, GRANTED)
+
+    net.broadcast.wait(asked)
+
     assert asked.ballot.granted == 3
 
 

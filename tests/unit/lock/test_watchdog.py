@@ -341,20 +341,34 @@ class Busy(FakeNodes):
     """Nodes whose transport other threads use until an instant.
 
     Attributes:
+        send_at: When requests leave.
         read_at: When replies can be read.
     """
 
-    read_at = 0.0
+    send_at = read_at = 0.0
+    queue: tuple[ScriptRequest, ...] = ()
 
-    def wait(
-        self, *requests: ScriptRequest, until: float, give_up_at: float = math.inf
-    ) -> bool:
+    def send(self, *requests: ScriptRequest) -> None:
+        """Queue them behind the requests of the other threads."""
+        self.queue += requests
+        self._flush(until=0.0)
+
+    def wait(self, *requests: ScriptRequest, until: float = math.inf) -> bool:
         """Wait for the other threads, and give up reading nothing."""
-        clock = self.clock
-        assert isinstance(clock, FakeClock)
-        clock.advance(max(0.0, min(self.read_at, give_up_at) - clock.monotonic()))
-        is_read = clock.monotonic() >= self.read_at
+        self._flush(until)
+        self._pass(min(self.read_at, until))
+        is_read = self.clock.monotonic() >= max(self.send_at, self.read_at)
         return is_read and super().wait(*requests, until=until)
+
+    def _flush(self, until: float) -> None:
+        self._pass(min(self.send_at, until))
+        if self.clock.monotonic() >= self.send_at:
+            queue, self.queue = self.queue, ()
+            super().send(*queue)
+
+    def _pass(self, until: float) -> None:
+        assert isinstance(self.clock, FakeClock)
+        self.clock.advance(max(0.0, until - self.clock.monotonic()))
 
 
 @dataclass
@@ -370,6 +384,17 @@ def busy(clock: FakeClock) -> BusySite:
     nodes = Busy(5, clock=clock)
     nodes.latency(0.01)
     return BusySite(nodes, clock, nodes.redlock(ttl=TTL), nodes.redlock(ttl=TTL))
+
+
+def test_nodes_have_their_time_from_when_a_renewal_is_sent(busy: BusySite) -> None:
+    """The time for which a renewal waits to be sent is no silence of the nodes."""
+    busy.watched()
+    busy.nodes.send_at = 1005.0
+
+    busy.renew_for(6.0)
+
+    assert busy.told.instants == pytest.approx([5.01], abs=0.001)
+    assert asked(busy.nodes).count("extend") == 1
 
 
 def test_replies_are_read_before_a_renewal_is_judged(busy: BusySite) -> None:
@@ -405,6 +430,19 @@ def test_loss_is_announced_in_time_while_the_transport_is_busy(busy: BusySite) -
     assert lost is lease
     assert instant == pytest.approx(lease.until)
     assert busy.told.renewed == []
+
+
+def test_loss_is_announced_in_time_while_its_renewal_waits(busy: BusySite) -> None:
+    """It is not sent any more when the lease is over."""
+    lease = busy.watched()
+    busy.nodes.send_at = 1030.0
+
+    busy.renew_for(25.0)
+
+    assert [lost for lost, _ in busy.told.lost] == [lease]
+    assert busy.told.lost[0][1] == pytest.approx(lease.until)
+    busy.nodes.drain()
+    assert asked(busy.nodes).count("extend") == 0
 
 
 def test_losses_are_announced_in_time_behind_many_renewals(busy: BusySite) -> None:
