@@ -48,6 +48,7 @@ from celery_redlock.effects.call_records import in_each, now
 from celery_redlock.effects.stored import MOST_NAMED, loaded, stored
 from celery_redlock.errors import ConfigurationError, LeaseError
 from celery_redlock.options.exactly_once import check_database, open_store
+from celery_redlock.options.lock_options import refuse_of_call, takes_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -223,8 +224,9 @@ class Outbox:
             TypeError: The arguments do not fit the task.
             ValueError: Nodes cannot store the ``task_id``; or it, or the name of the
                 task, has more than 255 characters or a NUL.
-            ConfigurationError: An option cannot be stored, ``accept_content`` does not
-                name the serializer, or no transaction is known.
+            ConfigurationError: An option is one of the lock or cannot be stored,
+                ``accept_content`` does not name the serializer, or no transaction is
+                known.
             kombu.exceptions.EncodeError: An argument cannot be serialized.
         """
         if isinstance(task, Signature):
@@ -233,6 +235,8 @@ class Outbox:
                 "outbox.send(task, args, kwargs). For a chain, a group or a chord, "
                 "send a task that starts it."
             )
+        if not isinstance(task, str) and takes_lock(task):
+            refuse_of_call(task.name, options, "Nothing was written.")
         if unknown := sorted(set(options) - set(_OPTIONS)):
             raise ConfigurationError(
                 f"Outbox.send() does not know the option {unknown[0]!r}. "

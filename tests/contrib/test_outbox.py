@@ -953,6 +953,20 @@ def test_unknown_option_is_refused(
         outbox.send(ship, ("a",), session=session, **options)
 
 
+@pytest.mark.parametrize("option", ["ttl", "limit"])  # nearly time_limit
+def test_lock_option_of_one_message_is_refused(
+    worker: Worker, ledger: Ledger, outbox: Outbox, option: str
+) -> None:
+    """The error says where it belongs."""
+    job, options = worker.leased_job(name="job"), dict[str, Any]({option: 5})
+    remedy = rf"^job: .* Nothing was written\. Write @singleton_task\({option}="
+    with (
+        ledger.transaction() as session,
+        pytest.raises(ConfigurationError, match=remedy),
+    ):
+        outbox.send(job, session=session, **options)
+
+
 @pytest.mark.parametrize("database", ["", None, 3])
 def test_database_of_another_kind_is_refused(database: Any) -> None:
     """It is what `exactly_once_in` is."""
