@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import sys
 import warnings
 from contextlib import asynccontextmanager, contextmanager
@@ -41,6 +42,7 @@ from celery_redlock.app.autoretry import retry_as_configured
 from celery_redlock.app.confirmed import confirmed
 from celery_redlock.app.masking import mask
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.signature import hidden_parameters, signature_of
 from celery_redlock.basics.text import check_id
 from celery_redlock.errors import (
@@ -127,10 +129,13 @@ else:
             return Task
 
 
+log = logging.getLogger(__name__)
+
 _REQUEST = "celery_redlock.task.request:RedlockRequest"
 _MORE = ("task_id", "producer", "link", "link_error", "shadow")  # of apply_async
 _AFTER_COMMIT = "redlock_after_commit"
 _REPLACES = "replaced_task_nesting"  # Celery's option of a call that replaces another
+_PARENT = "parent_id"  # Celery's option of a call that another one has started
 _CALLERS = {"celery.map": ".map", "celery.starmap": ".starmap or .chunks"}
 _USE_A_GROUP = "Use a group of its calls, where each must have its lock."
 _SEND_IT = "Let a plain task be the errback, and send the call from there."
@@ -606,6 +611,22 @@ def _refuse_lock_options(
         refuse_of_call(task.name, options, then)
 
 
+def _refuse_or_log(task: Task, options: Mapping[str, Any]) -> None:
+    """Refuse lock options of a call; log those of one that a worker sends on.
+
+    It does so for a chain or a callback of a call that has succeeded. No caller is
+    there. After an error, Celery would not store the result of that call either.
+    """
+    if not options.get(_PARENT):
+        refuse_of_call(task.name, options)
+        return
+    try:
+        refuse_of_call(task.name, options, "It has no effect.")
+    except ConfigurationError as error:
+        extra = log_fields("option-unread", task=task.name)
+        log.error("%s", error, extra=extra)  # noqa: TRY400  (no traceback: it is sent)
+
+
 def _publish(
     task: Task, send: Callable[..., Any], args: Any, kwargs: Any, options: Any
 ) -> Any:
@@ -613,7 +634,7 @@ def _publish(
     can_raise = not options.pop(_AFTER_COMMIT, False)
     if task.lock_options is None:
         return send(args, kwargs, **options)
-    refuse_of_call(task.name, options)
+    _refuse_or_log(task, options)
     if task_id := options.get("task_id"):
         check_id(task_id)
     if was_received(headers := options.get("headers")):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, Task, states
+from celery import Celery, Task, chain, states
 from celery.app import builtins
 from celery.exceptions import Reject
 
@@ -198,6 +198,33 @@ def test_lock_option_of_one_call_is_refused(worker: Worker, name: str) -> None:
             run(**options)
 
         assert "Nothing ran." in str(refusal.value)
+
+
+@pytest.mark.parametrize("how", ["chain", "link"])
+def test_lock_option_in_a_canvas_loses_no_call(
+    worker: Worker, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """A worker sends it on, so no caller is there. An error would lose both results."""
+    job = worker.leased_job(name="job")
+    first, then = worker.app.task(nothing, name="first").si(), job.si().set(ttl=5)
+    if how == "link":
+        first.link(then)
+    else:
+        first = chain(first, then)
+    first.apply_async()
+    worker.collect()
+    ((headers, (_, _, parts)),) = worker.published
+
+    run = worker.run(
+        worker.app.tasks["first"],
+        id=headers["id"],
+        chain=parts["chain"],
+        callbacks=parts["callbacks"],
+    )
+
+    assert run.stored == states.SUCCESS
+    assert [headers["task"] for headers, _ in worker.published] == ["first", "job"]
+    assert "ttl was given for one call. It has no effect." in caplog.text
 
 
 def test_lock_option_of_one_retry_fails_the_call(worker: Worker) -> None:
