@@ -151,10 +151,16 @@ class Runtime:
         """Use this lock service instead of one on the app's nodes. For tests."""
         self._service[_MADE] = redlock
 
-    def stop(self) -> None:
-        """End the threads. The next use starts them again."""
+    def stop(self, *, renews_on: bool = False) -> None:
+        """End the threads. The next use starts them again.
+
+        Args:
+            renews_on: Whether a thread goes on that renews leases.
+        """
         for redlock in self._service.values():
-            watchdog_of(redlock).stop()
+            watchdog = watchdog_of(redlock)
+            if not (renews_on and watchdog.has_leases):
+                watchdog.stop()
         self.dispatcher.stop()
         if self._service:
             from celery_redlock.wire.broadcast import finish_requests  # noqa: PLC0415
@@ -290,8 +296,9 @@ def instead(make: Callable[[Settings], Redlock], **defaults: Any) -> Iterator[No
 
 
 def _stop_all(**_: object) -> None:
+    """End what a worker has started. Who still holds a lock outlives the worker."""
     for runtime in list(_runtimes):
-        runtime.stop()
+        runtime.stop(renews_on=True)
 
 
 signals.worker_process_shutdown.connect(_stop_all, weak=False)

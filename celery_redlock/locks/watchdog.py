@@ -143,6 +143,11 @@ class Watchdog(OfOneProcess):
         """Tell whether this holder has a lease that is under watch here."""
         return holder is not None and holder.token in self._watched
 
+    @property
+    def has_leases(self) -> bool:
+        """Whether leases are under watch."""
+        return bool(self._watched)
+
     def renew_now(self, lease: Lease) -> None:
         """Renew the lease in the background without waiting for its time."""
         if self.pid != os.getpid():

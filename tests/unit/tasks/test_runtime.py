@@ -18,9 +18,11 @@ from celery.utils.dispatch import Signal
 from celery.utils.serialization import jsonify
 from kombu.utils.encoding import safe_repr
 
-from celery_redlock import ConfigurationError, singleton_task
+from celery_redlock import ConfigurationError, lock, singleton_task
 from celery_redlock.app.masking import MaskedNodes, mask
 from celery_redlock.app.runtime import SignalDispatcher, runtime_of
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.locking import watchdog_of
 from celery_redlock.signals import lock_renewed
 from celery_redlock.testing import FakeNodes
 from tests.harness.threads import threads_started_here
@@ -176,6 +178,21 @@ def test_worker_with_a_single_node_names_no_majority(
     assert said.startswith("The only node does not vote: ")
     assert "Tasks that need a lock do not run until it votes." in said
     runtime_of(app).stop()
+
+
+def test_lock_of_a_program_outlives_its_worker() -> None:
+    """A worker that ran in one of its threads is over. It ends what only it used."""
+    nodes = FakeNodes(clock=SYSTEM_CLOCK)
+    app = locking_app(redlock_nodes=nodes.urls)
+    runtime_of(app).use(nodes.redlock())
+    redlock = runtime_of(app).redlock
+
+    with lock(redlock, "mine"):
+        signals.worker_shutdown.send(sender=None)
+        assert watchdog_of(redlock).is_running
+    signals.worker_shutdown.send(sender=None)
+
+    assert not watchdog_of(redlock).is_running
 
 
 def test_dispatcher_calls_receivers_in_another_thread() -> None:
