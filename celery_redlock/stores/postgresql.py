@@ -180,8 +180,10 @@ _HOLD = (
     "FOR KEY SHARE) AS held), current_setting('transaction_isolation')"
 )
 _READS_NEW_ROWS = {"read committed", "read uncommitted"}
-# What libpq says of an attempt to connect, and of what the server replied.
-_FAILED, _FATAL, _REFUSED = "failed: ", "FATAL:  ", "onnection refused"
+# What libpq says of an attempt to connect. Before what the server replied it puts the
+# severity, in the language of the server, and two blanks.
+_FAILED, _REFUSED = "failed: ", "onnection refused"
+_SEVERITY = re.compile(r"\w+:  ")
 _SOON = 1.0  # seconds for a connection without a login
 _STANDBY_WAIT = "SyncRepWaitForLSN"  # PostgreSQL's function that waits for standbys
 _ALONE = (
@@ -776,19 +778,19 @@ def _unreachable(error: psycopg.Error, url: str) -> str:
     told = [line.rpartition(_FAILED)[2].strip().rstrip(".") for line in lines]
     reason = min(
         told,  # of several servers, or addresses of one, of which some may be down
-        key=lambda it: (not it.startswith(_FATAL), _REFUSED in it),
+        key=lambda it: (not _SEVERITY.match(it), _REFUSED in it),
         default=_reason(error),
     )
-    runs = reason.startswith(_FATAL)
+    said = _SEVERITY.match(reason)
     if _REFUSED in reason:
         return "refused the connection"
     if "authentication failed" in reason or "no password supplied" in reason:
         return REJECTED
-    if isinstance(error, errors.ConnectionTimeout) and not runs:
+    if isinstance(error, errors.ConnectionTimeout) and not said:
         # The driver does not tell how far it came.
         return SILENT if _accepts(url) else NOT_ACCEPTED
-    words = reason.removeprefix(_FATAL)
-    return f"cannot be connected to: {words}{_remedy(words, _IT_RUNS if runs else '')}"
+    words = reason[said.end() :] if said else reason
+    return f"cannot be connected to: {words}{_remedy(words, _IT_RUNS if said else '')}"
 
 
 def _accepts(url: str) -> bool:
@@ -840,6 +842,14 @@ _REMEDIES = {
     "permission denied for database": "GRANT CONNECT on it to our user",
     "starting up|shutting down|in recovery mode|not yet accepting": (
         "wait until it has started: its log says how far it is"
+    ),
+    "session is read-only|server is in hot standby mode": (
+        "start the primary server, or promote a standby: the server that answers is a "
+        "standby, or has default_transaction_read_only"
+    ),
+    "is not (read-only|in hot standby mode)": (
+        "write target_session_attrs=read-write in redlock_nodes: locks need the "
+        "primary server"
     ),
     "lock timeout": (
         f"another transaction has locked the table {TABLE}, as migrations and VACUUM "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from contextlib import ExitStack, closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -170,6 +171,70 @@ def test_refusal_of_postgresql_is_told_with_its_remedy(
     assert told in found
     assert found[0].startswith(
         "no-quorum: The store does not vote: nothing can be locked."
+    )
+
+
+@pytest.mark.parametrize(
+    ("database", "wanted", "remedy"),
+    [
+        (
+            "calm",
+            "read-write",
+            (
+                "Start the primary server, or promote a standby: the server that "
+                "answers is a standby, or has default_transaction_read_only."
+            ),
+        ),
+        (
+            "postgres",
+            "standby",
+            (
+                "Write target_session_attrs=read-write in redlock_nodes: locks need "
+                "the primary server."
+            ),
+        ),
+    ],
+)
+def test_server_of_another_role_than_wanted_is_told(
+    postgresql: str, database: str, wanted: str, remedy: str
+) -> None:
+    """In a failover, the primary is down and the standby answers: it runs."""
+    url = postgresql.format("redlock@127.0.0.1:1,", database)
+    (told,) = (
+        one
+        for one in examined(f"{url}?target_session_attrs={wanted}")
+        if one.startswith("unreachable: ")
+    )
+    assert told.endswith(remedy)
+
+
+@pytest.mark.parametrize("severity", ["FATAL", "FATALE", "致命错误"])
+def test_refusal_in_another_language_comes_from_a_server_that_runs(
+    severity: str,
+) -> None:
+    """Its lc_messages also translates the severity: a start is no remedy."""
+    error = f"S{severity}\0VFATAL\0C53300\0Mtrop de connexions\0\0".encode()
+    reply = b"E" + (len(error) + 4).to_bytes(4, "big") + error
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        stack.callback(server.shutdown, socket.SHUT_RDWR)  # which ends `accept`
+
+        def refuse() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = server.accept()
+                    with client:
+                        client.recv(1024)
+                        client.sendall(reply)
+
+        pool.submit(refuse)
+        port = server.getsockname()[1]
+        found = examined(f"postgresql://app@127.0.0.1:{port}/app?sslmode=disable")
+
+    (told,) = (one for one in found if one.startswith("unreachable: "))
+    assert told == (
+        "unreachable: cannot be connected to: trop de connexions. It runs, and says so "
+        "itself: look into its log."
     )
 
 
