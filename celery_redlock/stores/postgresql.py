@@ -105,12 +105,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# For the session. In a transaction, a lock of rows or names is waited for this long.
+# For the session. In a transaction, a lock of rows or names is waited for this long. A
+# shorter statement_timeout of a role would end the wait as another error. It is not
+# needed: a client cancels what takes longer than its own time limit.
 # The server ends the transaction of a process that is paused between its round trips:
 # else what it has locked would be taken for as long as its connection lives.
 # The plan of a statement is made once, for a table of any size: each row by the index.
 _SESSION = (
     "SELECT set_config('lock_timeout', '200', false), "
+    "set_config('statement_timeout', '0', false), "
     "set_config('idle_in_transaction_session_timeout', '5000', false), "
     "set_config('default_transaction_isolation', 'read committed', false), "
     "set_config('plan_cache_mode', 'force_generic_plan', false), "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -13,11 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from celery_redlock.errors import ConfigurationError, LockHeld, LockLost
+from celery_redlock.locks.redlock import Redlock
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from celery_redlock.locks.lease import Lease
-    from celery_redlock.locks.redlock import Redlock
 
 
 def end_of(rival: Redlock, key: str) -> None:
@@ -61,6 +62,22 @@ def test_transaction_keeps_others_out_after_the_ttl(
 
     connection.commit()
     end_of(rival, key)
+
+
+def test_short_statement_timeout_of_a_role_makes_no_outage(
+    redlock: Redlock, postgresql_store: str, connection: psycopg.Connection, key: str
+) -> None:
+    """A key that a transaction keeps is held, however long a role may wait for it."""
+    lease = redlock.acquire(key)
+    lease.ensure(connection)
+    let_end(redlock, lease, postgresql_store)
+    url = f"{postgresql_store}?options=-cstatement_timeout%3D50"
+
+    with (
+        closing(Redlock([url], node_timeout=5.0)) as hurried,
+        pytest.raises(LockHeld),
+    ):
+        hurried.acquire(key)
 
 
 @pytest.mark.parametrize(
