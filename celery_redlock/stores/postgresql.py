@@ -137,10 +137,15 @@ _FACTS = (
     "WHEN 'off' THEN 'on' WHEN 'local' THEN 'on' "
     "ELSE current_setting('synchronous_commit') END, false), "
     "(SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), "
-    # Users without pg_read_all_stats see standbys, and not of what kind.
+    # Of those that get its WAL, a standby replays it. An archive tells what it has
+    # written only; a stream of changes has a logical slot. Users without
+    # pg_read_all_stats see that there are others, and not what they do.
     "(SELECT CASE WHEN count(*) > count(sync_state) THEN 'unknown' "
-    "ELSE (count(*) FILTER (WHERE sync_state = 'async'))::text END "
-    "FROM pg_stat_replication), pg_backend_pid(), "
+    "ELSE (count(*) FILTER (WHERE sync_state = 'async' AND state <> 'backup' "
+    "AND (write_lsn IS NULL OR replay_lsn IS NOT NULL)))::text END "
+    "FROM pg_stat_replication WHERE NOT EXISTS (SELECT FROM pg_replication_slots "
+    "WHERE slot_type = 'logical' AND active_pid = pid)), "
+    "pg_backend_pid(), "
     # Subscriptions that write our table. Users may not read all that is known of them.
     "(SELECT string_agg(subname::text, ', ' ORDER BY subname) FROM pg_subscription "
     "WHERE subenabled AND subdbid = "

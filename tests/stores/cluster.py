@@ -11,6 +11,7 @@ from celery_redlock.devnodes.processes import free_port
 from tests.harness.servers import PostgreSQL
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 DURABLE = {"fsync": "on", "full_page_writes": "on"}
@@ -43,6 +44,21 @@ class Primary(PostgreSQL):
             check=True,
             **self._as_user,
         )
+
+    def begin(self, program: str, *words: str) -> Callable[[], object]:
+        """Begin to run such a program. Return what ends it."""
+        running = subprocess.Popen(  # noqa: S603  (the found PostgreSQL)
+            [str(self._programs / program), *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            **self._as_user,
+        )
+
+        def end() -> None:
+            running.kill()
+            running.wait()
+
+        return end
 
 
 class Publisher(Primary):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -282,7 +282,7 @@ def test_grant_whose_wait_for_the_standby_is_cancelled_does_not_count(
 def test_doctor_tells_of_standbys(primary: Primary) -> None:
     """A user who may not know their kind is told so, and not that there are none."""
     asynchronous = "has 1 standby that it does not wait for"
-    unknown = "has standbys, and does not tell our user whether it waits for them"
+    unknown = "does not tell our user whether they are standbys that it waits for"
     with psycopg.connect(primary.url, autocommit=True) as connection:
         connection.execute("CREATE ROLE plain LOGIN")
         connection.execute(Store.grants.format(user="plain"))
@@ -299,6 +299,35 @@ def test_doctor_tells_of_standbys(primary: Primary) -> None:
                 assert fact in found["async-standbys"]
         finally:
             standby.stop()
+
+
+@pytest.mark.long
+def test_doctor_takes_no_receiver_of_changes_for_a_standby() -> None:
+    """An archive of the WAL and a stream of changes cannot be promoted."""
+    with (
+        postgresql(Publisher) as server,
+        psycopg.connect(server.url, autocommit=True) as connection,
+        closing(service(server)) as redlock,
+    ):
+        Store.prepare(server.url, 5.0)
+        redlock.initialize()
+        connection.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+        stream = ("--create-slot", "--start", "--slot=stream", "--file=-")
+        plugin = ("--plugin=pgoutput", "-o", "proto_version=1")
+        published = ("-o", "publication_names=everything")
+        receivers = [
+            ("pg_receivewal", "-d", server.url, "--directory=.", "-s", "1"),
+            ("pg_recvlogical", "-d", server.url, *stream, *plugin, *published),
+        ]
+        told = "SELECT count(*) FROM pg_stat_replication WHERE write_lsn IS NOT NULL"
+        with ExitStack() as running:
+            for words in receivers:
+                running.callback(server.begin(*words))
+            until(lambda: connection.execute(told).fetchone() == (2,))
+
+            codes = [one.code for one in diagnose(redlock)]
+
+    assert "async-standbys" not in codes
 
 
 @pytest.mark.long

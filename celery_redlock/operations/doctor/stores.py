@@ -118,7 +118,8 @@ def asynchronous_standbys(report: NodeReport, case: Case) -> Iterator[Finding]:
         yield Finding(
             "async-standbys",
             NOTE,
-            "has standbys, and does not tell our user whether it waits for them",
+            "sends its WAL to others, and does not tell our user whether they are "
+            "standbys that it waits for",
             "To know it, grant the user pg_read_all_stats. "
             + _PROMOTED.format(case.redlock.timing.quarantine),
         )
