@@ -324,6 +324,10 @@ def test_lock_of_a_living_child_is_released_when_it_has_died(
     until(lambda: not is_locked(worker))
 
 
+PROCESSES = SimpleNamespace(terminate_job=os.kill, is_green=False)
+GREENLETS = SimpleNamespace(terminate_job=lambda *_: None, is_green=True)
+
+
 def test_lock_of_a_child_that_a_revocation_kills_is_released_at_its_death(
     worker: Worker, child: subprocess.Popen[bytes]
 ) -> None:
@@ -331,9 +335,21 @@ def test_lock_of_a_child_that_a_revocation_kills_is_released_at_its_death(
     request = run_in_child(worker, child.pid)
     request.time_start = 1.0
 
-    request.terminate(SimpleNamespace(terminate_job=os.kill), signal="KILL")
+    request.terminate(PROCESSES, signal="KILL")
 
     until(lambda: not is_locked(worker))
+
+
+def test_lock_of_a_greenlet_that_is_revoked_is_its_own_to_release(
+    worker: Worker,
+) -> None:
+    """The number that Celery has of it names no process. It may go on for a while."""
+    request = run_in_child(worker, id(worker))
+    request.time_start = 1.0
+
+    request.terminate(GREENLETS, signal="KILL")
+
+    assert is_locked(worker)
 
 
 @pytest.mark.parametrize("is_dead", [True, False], ids=["dead", "living"])
