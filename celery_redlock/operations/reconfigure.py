@@ -298,11 +298,17 @@ class _Move:
         )
 
     def _emptied(self) -> str:
-        """Return the remedy for a future node that remembers another deployment."""
+        """Return the remedy for a future node that remembers another deployment.
+
+        All its keys must go: a claim of a call that has run elsewhere meanwhile would
+        refuse the next calls for an hour.
+        """
         (first, *_) = self._new.addresses
+        prefix = self._new.keys.prefix
         if first.is_store:
-            return f"Empty it (`{store_of(first.url).empties}`), and run it again"
-        return f"Empty it, or delete its key {self._new.keys.meta}, and run it again"
+            command = store_of(first.url).emptied(prefix)
+            return f"Empty it (`{command}`), and run it again"
+        return f"Delete its keys that begin with {prefix}:, and run it again"
 
     def _plan_of(
         self, looks: Sequence[NodeMembership], opened: Sequence[NodeMembership]

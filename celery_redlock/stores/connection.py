@@ -79,9 +79,6 @@ class Store(Protocol):
     grants: str
     """How to give ``{user}`` the permissions that it needs, for operators."""
 
-    empties: str
-    """How to delete all our keys, for operators."""
-
     @classmethod
     def name_of(cls, url: str) -> str:
         """Return the name of the store at this URL, without credentials.
@@ -93,6 +90,10 @@ class Store(Protocol):
     @classmethod
     def hosts_of(cls, url: str) -> list[str]:
         """Return the hosts of all its servers; none for a unix socket."""
+
+    @staticmethod
+    def emptied(prefix: str) -> str:
+        """Return how to delete all keys of a deployment, for operators."""
 
     @classmethod
     def members_of(cls, url: str) -> dict[str, str]:

@@ -46,6 +46,7 @@ import contextlib
 import math
 import os
 import re
+from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -142,7 +143,6 @@ class Etcd(CompareAndSwapStore):
     """One connection to an etcd cluster: see ``stores.connection.Store``."""
 
     grants = "etcdctl role grant-permission redlock --prefix=true readwrite redlock/"
-    empties = "etcdctl del --prefix redlock/"
     # Cluster -> the member that a new connection of this process asks first.
     _answered_last: ClassVar[dict[str, str]] = {}
 
@@ -187,6 +187,11 @@ class Etcd(CompareAndSwapStore):
             self.close()
             known = (words for sign, words in _REFUSALS.items() if sign in str(error))
             raise StoreError(next(known, str(error))) from None
+
+    @staticmethod
+    def emptied(prefix: str) -> str:
+        """Return how to delete all keys of a deployment, for operators."""
+        return f"etcdctl del --prefix {quote(f'{_CELLS.decode()}{prefix}:')}"
 
     @classmethod
     def name_of(cls, url: str) -> str:

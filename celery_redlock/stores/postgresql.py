@@ -221,7 +221,6 @@ class PostgreSQL:
     """One connection to a PostgreSQL server: see ``stores.connection.Store``."""
 
     grants = f"GRANT {', '.join(_NEEDED)} ON {TABLE} TO {{user}};"
-    empties = f"DELETE FROM {TABLE};"  # noqa: S608
 
     def __init__(self, url: str, timeout: float) -> None:
         try:
@@ -256,6 +255,13 @@ class PostgreSQL:
 
     name_of = staticmethod(postgresql_url.name_of)
     hosts_of = staticmethod(postgresql_url.hosts_of)
+
+    @staticmethod
+    def emptied(prefix: str) -> str:
+        """Return how to delete all keys of a deployment, for operators."""
+        head = f"{prefix}:"
+        text, size = head.replace("'", "''"), len(head.encode())
+        return f"DELETE FROM {TABLE} WHERE substr(name, 1, {size}) = '{text}';"  # noqa: S608
 
     @classmethod
     def members_of(cls, _url: str) -> dict[str, str]:

@@ -168,7 +168,6 @@ class ZooKeeper(CompareAndSwapStore):
 
     _reads_newest = False
     grants = "setAcl -R /redlock auth:redlock:cdrwa"
-    empties = "deleteall /redlock"
 
     def __init__(self, url: str, timeout: float) -> None:
         self._name, self._timeout = self.name_of(url), timeout
@@ -204,6 +203,11 @@ class ZooKeeper(CompareAndSwapStore):
     def name_of(cls, url: str) -> str:
         """Return ``host:port`` of all servers, with a plus between, and the chroot."""
         return super().name_of(url) + _chroot(url)
+
+    @staticmethod
+    def emptied(_prefix: str) -> str:
+        """Return how to delete all keys, for operators: its shell knows no prefix."""
+        return f"deleteall {_ROOT}"
 
     @classmethod
     def _servers(cls, url: str) -> list[tuple[str, int]]:

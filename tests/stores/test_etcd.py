@@ -57,6 +57,23 @@ def connect(etcd_store: str) -> Iterator[Callable[[], Etcd]]:
         yield connect
 
 
+def test_deletion_of_a_deployment_leaves_others_alone(
+    connect: Callable[[], Etcd],
+) -> None:
+    """The command for operators names the keys of one prefix."""
+    store = connect()
+    for prefix in ("left", "leftover"):
+        store.run([[b"SET", f"{prefix}:lock:k".encode(), b"token"]])
+    *command, head = Etcd.emptied("left").split()
+    assert command == ["etcdctl", "del", "--prefix"]
+
+    store._call("/kv/deleterange", etcd._prefix(head.encode()))  # noqa: SLF001
+
+    asked = [[b"SCAN", b"0", b"MATCH", b"left*", b"COUNT", b"100"]]
+    ((_, names),) = connect().run(asked)
+    assert names == [b"leftover:lock:k"]
+
+
 def requests_of(
     monkeypatch: pytest.MonkeyPatch, store: Etcd, act: Callable[[], Any]
 ) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -315,29 +316,34 @@ def test_nodes_that_were_left_are_to_be_emptied_before_a_move_back(
     with (
         closing(Redlock(nodes.urls, **options)) as redis,
         closing(Redlock(fresh.urls, **options)) as store,
+        closing(Redlock(fresh.urls, prefix="shop")) as other,
     ):
         redis.release(granted(redis, "k"))
         reconfigure(redis, store)
+        other.initialize()
+        lease = other.acquire("k")
 
         with pytest.raises(RedlockError) as refused:
             reconfigure(store, redis)
         told = str(refused.value)
         assert f"the deployment has moved to {store.guard.configuration}" in told
-        assert "Empty it, or delete its key redlock:meta, and run it again." in told
+        assert "Delete its keys that begin with redlock:, and run it again." in told
         assert told.endswith("Nothing was changed.")
         assert "--abort" not in told
         store.release(store.acquire("k", wait=20))
 
         for node in nodes.nodes:
-            node.command("DEL", "redlock:meta")
+            node.command("DEL", *node.command("KEYS", "redlock:*"))
         reconfigure(store, redis)
         redis.release(redis.acquire("k", wait=20))
 
-        with pytest.raises(RedlockError, match=r"Empty it \(`DELETE FROM redlock_keys"):
+        with pytest.raises(RedlockError) as refused:
             reconfigure(redis, store)
-        server.execute("DELETE FROM redlock_keys")
+        (remedy,) = re.findall("`(DELETE .*)`", str(refused.value))
+        server.execute(remedy)
         reconfigure(redis, store)
         store.release(store.acquire("k", wait=20))
+        assert other.extend(lease)  # of another project in the same table
 
 
 def test_move_from_nodes_that_were_left_tells_where_the_deployment_is(
