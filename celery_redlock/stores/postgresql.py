@@ -59,7 +59,6 @@ from psycopg.pq import ConnStatus, PGconn, TransactionStatus
 from psycopg.rows import tuple_row
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.stores import postgresql_url
@@ -286,7 +285,7 @@ class PostgreSQL:
         except psycopg.Error as error:
             text = f"did not let us make the table {TABLE}: {_reason(error)}"
             if isinstance(error, errors.InsufficientPrivilege):
-                text += f"; run `{COMMAND} init` as a user who may"
+                text += f"; run this again as a user who may, in the URL, and {GRANT}"
             raise StoreError(text) from None
 
     def _learn(self, url: str) -> None:

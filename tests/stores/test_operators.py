@@ -346,6 +346,33 @@ def test_nodes_that_were_left_are_to_be_emptied_before_a_move_back(
         assert other.extend(lease)  # of another project in the same table
 
 
+def test_move_to_a_store_whose_user_may_not_make_the_table(
+    start_nodes: Callable[..., DevNodes], server: psycopg.Connection, fresh: StoreNodes
+) -> None:
+    """Its owner may make the move: ``init`` would make another deployment there."""
+    options: dict[str, Any] = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.16}
+    server.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    server.execute("CREATE ROLE poor LOGIN")
+    poor = fresh.urls[0].replace("redlock@", "poor@")
+    nodes = start_nodes(1, max_ttl=0.5)
+    with (
+        closing(Redlock(nodes.urls, **options)) as redis,
+        closing(Redlock(fresh.urls, **options)) as owner,
+        closing(Redlock([poor], **options)) as ours,
+    ):
+        redis.release(granted(redis, "k"))
+
+        with pytest.raises(
+            RedlockError, match="run this again as a user who may"
+        ) as it:
+            reconfigure(redis, ours)
+
+        assert "redlock init" not in str(it.value)
+        reconfigure(redis, owner)
+        server.execute(Store.grants.format(user="poor"))
+        ours.release(ours.acquire("k", wait=20))
+
+
 def test_move_from_nodes_that_were_left_tells_where_the_deployment_is(
     start_nodes: Callable[..., DevNodes], server: psycopg.Connection, fresh: StoreNodes
 ) -> None:
