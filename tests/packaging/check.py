@@ -49,8 +49,8 @@ CELERY_NEEDS = (
     "pytest-timeout",
 )
 NEEDS = (
-    *("hypothesis", "lupa>=2.8", "psutil", "psycopg[binary]", "pydantic"),
-    *("pytest>=9", "pytest-timeout", "pytest-xdist"),
+    *("django", "hypothesis", "lupa>=2.8", "psutil", "psycopg[binary]", "pydantic"),
+    *("pytest>=9", "pytest-timeout", "pytest-xdist", "trio"),
 )
 NEEDED = (
     *("README.md", "LICENSE", "CHANGELOG.md", "Makefile", "noxfile.py"),
