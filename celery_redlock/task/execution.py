@@ -84,6 +84,7 @@ from celery_redlock.errors import (
     LockLost,
     LockUnavailable,
     QuorumUnreachable,
+    RedlockError,
 )
 from celery_redlock.line.backlog import note_run
 from celery_redlock.locking import Hold
@@ -367,9 +368,12 @@ class Execution(TaskLock):
         except LockLost as error:
             return self._after_loss(error, returned)
         except Reject as rejected:
-            # ``self.retry()`` turns any error that interrupts its publishing into one.
+            # ``self.retry()`` turns any error of its publication into one.
             if isinstance(rejected.reason, LockLost):
                 return self._after_loss(rejected.reason, returned)
+            if isinstance(rejected.reason, RedlockError):
+                # It was refused. As a Reject, it would leave the call without a result.
+                raise rejected.reason from None
             raise
         return returned[0]
 

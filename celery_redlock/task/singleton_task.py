@@ -560,12 +560,7 @@ class SingletonTask(_Base[P, R]):
         """Return the call for a retry, without the header of this package.
 
         Only the time of publishing is kept: a retry is no newer than its call.
-
-        Raises:
-            ConfigurationError: There is a lock option among ``kwargs``. If this were
-                found when the retry is sent, Celery would reject the message.
         """
-        _refuse_lock_options(self, "apply_async", kwargs)
         request = self.request if request is None else request
         signature = super().signature_from_request(request, *args, **kwargs)
         options, ours = signature.options, self.lock_options
@@ -617,7 +612,9 @@ def _refuse_or_log(task: Task, options: Mapping[str, Any]) -> None:
     It does so for a chain or a callback of a call that has succeeded. No caller is
     there. After an error, Celery would not store the result of that call either.
     """
-    if not options.get(_PARENT):
+    running_id = task.request.id
+    is_retry = running_id and options.get("task_id") == running_id  # with its parent
+    if is_retry or not options.get(_PARENT):
         refuse_of_call(task.name, options)
         return
     try:

@@ -227,18 +227,45 @@ def test_lock_option_in_a_canvas_loses_no_call(
     assert "ttl was given for one call. It has no effect." in caplog.text
 
 
-def test_lock_option_of_one_retry_fails_the_call(worker: Worker) -> None:
+class Passing(Task):
+    """A base class of a project, with an ``apply_async`` of its own."""
+
+    abstract = True
+
+    def apply_async(self, *args: Any, **options: Any) -> Any:
+        """Pass everything on."""
+        return super().apply_async(*args, **options)
+
+
+@pytest.mark.parametrize("parent", [None, "the call before it in a chain"])
+@pytest.mark.parametrize("base", [Task, Passing])
+def test_lock_option_of_one_retry_fails_the_call(
+    worker: Worker, base: type[Task], parent: str | None
+) -> None:
     """A message that cannot be sent would be rejected: no result would ever come."""
 
-    @singleton_task(app=worker.app, name="job", key=KEY, bind=True)
+    @singleton_task(app=worker.app, base=base, name="job", key=KEY, bind=True)
     def job(self: Any) -> None:
         self.retry(ttl=5)
 
-    run = worker.run(job)
+    run = worker.run(job, parent_id=parent)
 
     assert run.stored == states.FAILURE
     assert isinstance(run.result, ConfigurationError)
     assert "@singleton_task(ttl=...)" in str(run.result)
+
+
+def test_retry_that_has_no_key_fails_the_call(worker: Worker) -> None:
+    """Its arguments cannot be reduced to a key. They are refused as those of a call."""
+
+    @singleton_task(app=worker.app, name="job", key="{n}", bind=True)
+    def job(self: Any, n: object) -> None:
+        self.retry(args=(object(),))
+
+    run = worker.run(job, 1)
+
+    assert run.stored == states.FAILURE
+    assert isinstance(run.result, FingerprintError)
 
 
 def test_stamp_may_have_the_name_of_a_lock_option(worker: Worker) -> None:
