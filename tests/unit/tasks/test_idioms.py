@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, Task, chain, states
+from celery import Celery, Task, chain, chord, states
 from celery.app import builtins
 from celery.exceptions import Reject
 
@@ -224,6 +224,25 @@ def test_lock_option_in_a_canvas_loses_no_call(
 
     assert run.stored == states.SUCCESS
     assert [headers["task"] for headers, _ in worker.published] == ["first", "job"]
+    assert "ttl was given for one call. It has no effect." in caplog.text
+
+
+def test_lock_option_in_the_body_of_a_chord_loses_no_call(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker that runs the last part of the chord sends it."""
+    body = worker.leased_job(name="job").si().set(ttl=5)
+    part = worker.app.task(nothing, name="part")
+    chord([part.si(), part.si()], body)()
+    worker.collect()
+
+    for headers, (_, _, parts) in list(worker.published):
+        known = {name: headers[name] for name in ("id", "group")}
+        run = worker.run(part, chord=parts["chord"], **known)
+        assert run.stored == states.SUCCESS
+
+    sent = [headers["task"] for headers, _ in worker.published]
+    assert sent == ["part", "part", "job"]
     assert "ttl was given for one call. It has no effect." in caplog.text
 
 
