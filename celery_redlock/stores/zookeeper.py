@@ -327,7 +327,7 @@ class ZooKeeper(CompareAndSwapStore):
             # By a clock that was set back meanwhile, it may not have.
             time = self._time(is_asked=True)
         keys = self._keyspace(needs, cells, time, self)
-        self._remember_read(needs, cells)
+        self._remember_read(needs)
         return keys
 
     def _time(self, *, is_asked: bool = False) -> ServerTime:
@@ -362,7 +362,6 @@ class ZooKeeper(CompareAndSwapStore):
         """
         names = needs.names - needs.rare
         counters = [one for name in needs.stripes for one in needs.counters(name)]
-        left = [self._counters.get(place) for place in counters]
         # Only what raises a counter can take a lock.
         taken = names - self._memory.keys() if counters else set()
         known = {name: self._memory.get(name) for name in names | needs.states}
@@ -371,7 +370,7 @@ class ZooKeeper(CompareAndSwapStore):
             or not names
             or not names <= needs.own
             or any(one is None and name not in taken for name, one in known.items())
-            or not all(one and one.is_steady for one in left)
+            or not all(self._is_steady(place) for place in counters)
             or (needs.rare | taken) & self._seen
         ):
             return None
@@ -382,16 +381,20 @@ class ZooKeeper(CompareAndSwapStore):
                 self._versions[name, HEAD], self._heads[name] = found
                 cells += self._heads[name].cells()
         self._versions |= {(name, HEAD): _MISSING for name in needs.rare | taken}
-        for place, one in zip(counters, left, strict=True):
-            if one:
-                self._versions[place] = one.version
-                cells.append(one.cell)
+        for place in counters:
+            self._versions[place] = self._counters[place].version
+            cells.append(self._counters[place].cell)
         time = self._time()
         if has_ended(cells, time):
             return None
         return self._keyspace(needs, cells, time, None)
 
-    def _remember_read(self, needs: Needs, cells: Iterable[Cell]) -> None:
+    def _is_steady(self, place: tuple[bytes, bytes]) -> bool:
+        """Tell whether a counter is likely to be as the session left it."""
+        left = self._counters.get(place)
+        return bool(left and left.times > 1 and left.head == self._memory.get(place[0]))
+
+    def _remember_read(self, needs: Needs) -> None:
         """Update what is remembered of the znodes that were read."""
         if len(self._seen) > _REMEMBERED:
             self._seen.clear()
@@ -404,13 +407,6 @@ class ZooKeeper(CompareAndSwapStore):
                 self._memory[name] = known
             elif known != self._memory.get(name):
                 self._memory.pop(name, None)
-        found = {(cell.name, cell.field): cell for cell in cells}
-        for place in self._counters.keys() & self._versions.keys():
-            left = self._counters[place]
-            # By the number, too: a counter that was made anew may have its version.
-            read = self._versions[place], found.get(place)
-            is_steady = (left.version, left.cell) == read
-            self._counters[place] = left._replace(is_steady=is_steady)
 
     def _remember_commit(
         self,
@@ -421,14 +417,15 @@ class ZooKeeper(CompareAndSwapStore):
     ) -> None:
         """Update the remembered locks and counters by the changes of a commit."""
         self._seen -= gone & needs.own
+        for name in heads.keys() | gone:
+            self._memory.pop(name, None)
         for place, cell in written.items():
             if cell.kind == HASH and is_counter(cell.field):
                 version = self._versions.get(place, _MISSING)
                 left = self._counters.pop(place, None)
-                is_steady = bool(left and left.is_steady and left.version == version)
-                self._counters[place] = _Counter(version + 1, cell, is_steady)
-        for name in heads.keys() | gone:
-            self._memory.pop(name, None)
+                times = left.times + 1 if left and left.version == version else 1
+                its_head = self._memory.get(cell.name)
+                self._counters[place] = _Counter(version + 1, cell, its_head, times)
         for name, head in heads.items():
             if name in needs.own and head.cell.kind == STRING:
                 version = self._versions.get((name, HEAD), _MISSING) + 1
@@ -923,12 +920,15 @@ class _Counter(NamedTuple):
     Attributes:
         version: Of its znode.
         cell: What was written.
-        is_steady: Whether no other session had changed it when it was read again.
+        head: The head of its hash, with the version. A counter that is made anew may
+            have the same version as before, but then the head has another one.
+        times: How often no other session had changed it in between.
     """
 
     version: int
     cell: Cell
-    is_steady: bool
+    head: tuple[int, _Head] | None
+    times: int
 
 
 def _has_znode(kind: str, field: bytes) -> bool:

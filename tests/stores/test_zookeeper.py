@@ -290,12 +290,16 @@ def test_session_reads_a_counter_that_it_shares_with_others(
     assert first == ["Transaction", "Sync", "Sync", "Sync"]
 
 
+@pytest.mark.parametrize("stripe", [b"3", b"4"])
 def test_counter_that_was_made_anew_with_its_version_is_not_the_old_one(
-    connect: Callable[[], ZooKeeper],
+    connect: Callable[[], ZooKeeper], stripe: bytes
 ) -> None:
-    """The node was reset. A refused client has read that, and has written nothing."""
+    """The node was reset. A refused client has read that, and has written nothing.
+
+    It need not have read this counter.
+    """
     store, others = connect(), connect()
-    meta = b"reset:meta"
+    meta = b"reset:meta:%b" % stripe
     vote(store, meta)
     for _ in range(3):
         store.run([acquire(b"reset", meta, b"ours", b"3")])
@@ -308,7 +312,7 @@ def test_counter_that_was_made_anew_with_its_version_is_not_the_old_one(
     for _ in range(version):
         others.run([[b"HSET", meta, b"3", b"900"]])
     assert raised(others, meta) == version
-    store.run([acquire(b"reset:theirs", meta, b"ours", b"3")])
+    store.run([acquire(b"reset:theirs", meta, b"ours", stripe)])
     assert store.run([acquire(b"reset", meta, b"ours", b"3")]) == [[GRANTED, 901]]
 
 
