@@ -18,7 +18,7 @@ was held.
 
 A store may remember what it wrote itself. A holder's scripts, which extend and release,
 then run on this first, without a read. It may also take a key that it has not seen for
-free, so that scripts that acquire run without a read. Both are assumptions, which the
+free, so that scripts that acquire read little. Both are assumptions, which the
 commit checks as it checks each snapshot. Their replies count only if the commit was
 done. If it was refused, or if they would change nothing, they run again on a snapshot.
 """
@@ -58,8 +58,8 @@ class CompareAndSwapStore(Loader, Protocol):
         _replid: The name of the memory of the store, as in `StoreKeyspace`.
         _may_be_done: Whether a commit was sent for the commands that run, and not
             refused.
-        _reads_newest: Whether each snapshot has all commits of before. If not, scripts
-            that might change something, and do not, run again on one that has.
+        _reads_newest: Whether the next snapshot has all commits of before. If not,
+            scripts that might change something, and do not, run again on one that has.
     """
 
     _replid: bytes
@@ -112,11 +112,12 @@ class CompareAndSwapStore(Loader, Protocol):
             return done
         is_one = len(commands) == 1
         tries = _TRIES if is_one else _TRIES_TOGETHER if self._fits(needs) else 0
-        conflicts, is_newest = 0, self._reads_newest
+        conflicts, is_newest = 0, False
         while conflicts < tries:
             if conflicts:
                 pause = doubled(_FIRST_PAUSE, conflicts, _LONGEST_PAUSE)
                 SYSTEM_CLOCK.sleep(jittered(pause, 0.0))
+            is_newest = is_newest or self._reads_newest
             keys = self._snapshot(needs, is_newest=is_newest)
             replies = [run(command, keys) for command in commands]
             if keys.changes:

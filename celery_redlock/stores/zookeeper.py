@@ -19,14 +19,16 @@ created and deleted again: that fails if it exists.
 
 A znode that is deleted and made again has version 0 again. So a version alone does not
 tell the lock that was read from the next one of that name. Its head holds the name of
-its birth, and the transaction checks that this birth is still there.
+its birth, and the transaction checks that this birth is still there. A fence counter
+has no birth: it is the same znode as long as its head has the same version and birth.
 
-An acquire reads three znodes, and commits. A session remembers how it left the locks
-that it took, so to extend or release one is a commit alone: see ``compare_and_swap``.
-That a release finds no wait queue is an assumption as well, and checked as the others.
-So is an acquire where the session was the last one to raise the fence counter, twice in
-a row: it takes the lock for free. A check that fails is a write that waits for the
-disks, so it does not assume that of keys that others use.
+A session remembers how it left the locks that it took, so to extend or release one is a
+commit alone: see ``compare_and_swap``. It also remembers the heads of the hashes that
+it read in part. So an acquire reads the fence counter, takes the lock for free, and
+commits. It does not even read a counter that it was the last one to raise, some times
+in a row. That a release finds no wait queue is an assumption as well. A check that
+fails is a write that waits for the disks, so none of this is assumed of locks and
+queues that were there when last read.
 A session forgets everything when its connection breaks: the ensemble may be another
 one, from a backup, in which the same version may belong to other data.
 
@@ -40,7 +42,7 @@ a part of a transaction of another client.
 The reads follow a ``sync``, for which a follower asks the leader. The leader itself
 does nothing for it, and tells its followers to commit before it does: its clients may
 read what was so before. So a refusal counts only if it rests on reads that follow a
-write.
+write. A transaction that failed is one, too: all servers write that it did.
 
 A key ends by the clock of the leader, which writes it into each znode that changes, in
 milliseconds: see ``server_clock``. A client that has changed nothing for some seconds
@@ -136,6 +138,9 @@ _PLAIN = " :"  # besides letters and digits, in the names of znodes
 _MISSING = -1  # the version of a znode that does not exist
 _NO_VERSION = 2**31 - 1  # which no znode has
 _REMEMBERED = 10_000  # keys
+# Times in a row that a session raises a counter, after which it no longer reads it. A
+# commit that fails, and the reads that follow, cost as much as four of these reads.
+_STEADY = 4
 # A request for a session: length, protocol, zxid, ms, session, and its password.
 _HELLO = struct.pack("!iiqiqi16s", 44, 0, 0, 1000, 0, 16, b"")
 _CLOSES = (
@@ -166,7 +171,6 @@ class _RefusedError(StoreError):
 class ZooKeeper(CompareAndSwapStore):
     """One session with a ZooKeeper ensemble: see ``stores.connection.Store``."""
 
-    _reads_newest = False
     grants = "setAcl -R /redlock auth:redlock:cdrwa"
 
     def __init__(self, url: str, timeout: float) -> None:
@@ -250,6 +254,7 @@ class ZooKeeper(CompareAndSwapStore):
         """
         give_up_at = SYSTEM_CLOCK.monotonic() + self._timeout
         while True:
+            self._reads_newest = False
             try:
                 return super()._run(commands)
             except (NoAuthError, _RefusedError) as refusal:
@@ -301,26 +306,25 @@ class ZooKeeper(CompareAndSwapStore):
             self._replid, self._clock = self._identity(), ServerClock()
             self._memory.clear()
             self._counters.clear()
-            self._known_until = breaks
+            self._known_until, self._reads_newest = breaks, False
         self._begin()
         # Else a server that is behind would tell of a lock that was released. The reads
         # wait for it: a session's requests are carried out in order. But if the
         # connection breaks, kazoo sends the reads to another server.
-        sent_at = SYSTEM_CLOCK.monotonic()
-        caught_up = (
-            self._client.set_async(_KEYS, b"")
-            if is_newest
-            else self._client.sync_async(_ROOT)
-        )
+        sent_at, caught_up = SYSTEM_CLOCK.monotonic(), None
+        if not is_newest:
+            caught_up = self._client.sync_async(_ROOT)
+        elif not self._reads_newest:
+            caught_up = self._client.set_async(_KEYS, b"")
         parts = needs.parts
         places = [(name, HEAD) for name in (*needs.names, *parts)]
         places += [place for name in parts for place in needs.counters(name)]
         cells = self._read(places)
         cells += self._read_members(needs.names)
-        stat = caught_up.get(timeout=self._timeout)
+        stat = caught_up and caught_up.get(timeout=self._timeout)
         if self._breaks != breaks:
             raise ConnectionLoss
-        if is_newest:
+        if is_newest and stat:
             self._observe(sent_at, stat)
         time = self._time()
         if has_ended(cells, time):
@@ -358,32 +362,36 @@ class ZooKeeper(CompareAndSwapStore):
     def _remembered(self, needs: Needs) -> StoreKeyspace | None:
         """Return the remembered cells of these keys; None if one is unknown.
 
-        None of the znodes is read. The commit checks each of them, as after a read.
+        At most the counters are read. The commit checks all znodes, as after a read.
         """
         names = needs.names - needs.rare
         counters = [one for name in needs.stripes for one in needs.counters(name)]
         # Only what raises a counter can take a lock.
         taken = names - self._memory.keys() if counters else set()
         known = {name: self._memory.get(name) for name in names | needs.states}
+        breaks = self._breaks
         if (
-            self._known_until != self._breaks
+            self._known_until != breaks
             or not names
             or not names <= needs.own
             or any(one is None and name not in taken for name, one in known.items())
-            or not all(self._is_steady(place) for place in counters)
             or (needs.rare | taken) & self._seen
         ):
             return None
         self._begin()
-        cells = []
+        steady = {one: self._counters[one] for one in counters if self._is_steady(one)}
+        self._versions |= {place: one.version for place, one in steady.items()}
+        cells = [one.cell for one in steady.values()]
+        # What a session reads is no older than the heads that it remembers. So they are
+        # counters of these, and not of earlier ones with the same names.
+        cells += self._read([one for one in counters if one not in steady])
+        if self._breaks != breaks:
+            return None
         for name, found in known.items():
             if found:
                 self._versions[name, HEAD], self._heads[name] = found
                 cells += self._heads[name].cells()
         self._versions |= {(name, HEAD): _MISSING for name in needs.rare | taken}
-        for place in counters:
-            self._versions[place] = self._counters[place].version
-            cells.append(self._counters[place].cell)
         time = self._time()
         if has_ended(cells, time):
             return None
@@ -392,7 +400,9 @@ class ZooKeeper(CompareAndSwapStore):
     def _is_steady(self, place: tuple[bytes, bytes]) -> bool:
         """Tell whether a counter is likely to be as the session left it."""
         left = self._counters.get(place)
-        return bool(left and left.times > 1 and left.head == self._memory.get(place[0]))
+        if left is None or left.times < _STEADY:
+            return False
+        return left.head == self._memory.get(place[0])
 
     def _remember_read(self, needs: Needs) -> None:
         """Update what is remembered of the znodes that were read."""
@@ -595,6 +605,7 @@ class ZooKeeper(CompareAndSwapStore):
             if not isinstance(error, _CONFLICTS):
                 raise _RefusedError(f"refuses our changes: {_reason(error)}")
         if failed:
+            self._reads_newest = True  # as all servers have written that it failed
             return False, True
         stats = [one for one in results if isinstance(one, ZnodeStat)]
         return True, not stats or self._observe(sent_at, stats[0])

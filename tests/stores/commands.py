@@ -52,10 +52,10 @@ def once_before(
     """Let another client act once, just before a method of this store runs."""
     real = getattr(store, method)
 
-    def later(*args: Any) -> Any:
+    def later(*args: Any, **options: Any) -> Any:
         monkeypatch.setattr(store, method, real)
         act()
-        return real(*args)
+        return real(*args, **options)
 
     monkeypatch.setattr(store, method, later)
 

@@ -221,10 +221,10 @@ def test_holder_extends_and_releases_in_one_request(
     assert store.run([[b"GET", lock]]) == [None]
 
 
-def test_lock_that_one_session_takes_again_is_one_request(
+def test_session_reads_no_counter_that_no_other_one_raises(
     connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session that was twice the last one to raise a counter does not read it."""
+    """It reads nothing else to take a free lock, and in the end not even that."""
     store, others = connect(), connect()
     meta, lock = b"again:meta", b"again"
     vote(others, meta)
@@ -235,11 +235,11 @@ def test_lock_that_one_session_takes_again_is_one_request(
         replies.extend(store.run([acquire(lock, meta, b"ours", b"3")]))
         replies.extend(store.run([release(lock, b"ours")]))
 
-    read = ["Sync", *["GetData"] * 3]
-    for reads in (read, read, [], []):
+    counter = zookeeper._STEADY - 1  # noqa: SLF001  (times)
+    for reads in (["Sync", *["GetData"] * 3], *[["GetData"]] * counter, [], []):
         sent = requests_of(monkeypatch, store, act)
         assert sent == [*reads, "Transaction", "Transaction"]
-    assert replies == [n for f in range(8, 12) for n in ([GRANTED, f], 1)]
+    assert replies == [n for f in range(8, 11 + counter) for n in ([GRANTED, f], 1)]
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -251,22 +251,23 @@ def test_lock_that_others_take_meanwhile_is_read(
     name = b"meanwhile:%d" % taken
     meta, theirs = name + b":meta", name if taken else name + b":theirs"
     vote(store, meta)
-    for _ in range(3):
-        store.run([acquire(name, meta, b"ours", b"3")])
-        store.run([release(name, b"ours")])
+    make_steady(store, name, meta)
     others.run([acquire(theirs, meta, b"theirs", b"3")])
     replies: list[Any] = []
     act = lambda: replies.extend(store.run([acquire(name, meta, b"ours", b"3")]))  # noqa: E731
-    read = ["Sync", *["GetData"] * 3]
-    assert requests_of(monkeypatch, store, act)[:5] == ["Transaction", *read]
+    # What is read after a write that was refused is the newest, without a sync.
+    newest, read = ["GetData"] * 3, ["Sync", *["GetData"] * 3]
+    granted = [] if taken else ["Transaction"]
+    sent = requests_of(monkeypatch, store, act)
+    assert sent == ["Transaction", *newest, *granted]
     if not taken:
-        assert replies == [[GRANTED, 12]]
+        assert replies == [[GRANTED, 13]]
         return
     assert requests_of(monkeypatch, store, act) == [*read, "SetData", *read[1:]]
-    assert [one[:2] for one in replies] == [[TAKEN, b"theirs\n11\nme"]] * 2
+    assert [one[:2] for one in replies] == [[TAKEN, b"theirs\n12\nme"]] * 2
     others.run([release(name, b"theirs")])
     assert requests_of(monkeypatch, store, act) == [*read, "Transaction"]
-    assert replies[2] == [GRANTED, 12]
+    assert replies[2] == [GRANTED, 13]
 
 
 def test_session_reads_a_counter_that_it_shares_with_others(
@@ -279,15 +280,13 @@ def test_session_reads_a_counter_that_it_shares_with_others(
     ours = acquire(lock, meta, b"ours", b"3")
     act = lambda: store.run([ours])  # noqa: E731
     first: list[str] = []
-    for _ in range(3):
-        store.run([ours])
-        store.run([release(lock, b"ours")])
+    make_steady(store, lock, meta)
     for _ in range(4):
         others.run([acquire(b"shares:theirs", meta, b"theirs", b"3")])
         others.run([release(b"shares:theirs", b"theirs")])
         first.append(requests_of(monkeypatch, store, act)[0])
         store.run([release(lock, b"ours")])
-    assert first == ["Transaction", "Sync", "Sync", "Sync"]
+    assert first == ["Transaction", "GetData", "GetData", "GetData"]
 
 
 @pytest.mark.parametrize("stripe", [b"3", b"4"])
@@ -301,19 +300,82 @@ def test_counter_that_was_made_anew_with_its_version_is_not_the_old_one(
     store, others = connect(), connect()
     meta = b"reset:meta:%b" % stripe
     vote(store, meta)
-    for _ in range(3):
-        store.run([acquire(b"reset", meta, b"ours", b"3")])
-        store.run([release(b"reset", b"ours")])
+    make_steady(store, b"reset", meta)
     others.run([acquire(b"reset:theirs", meta, b"theirs", b"4")])
     store.run([acquire(b"reset:theirs", meta, b"ours", b"4")])  # now it reads this key
-    version = raised(others, meta)
-    others.run([[b"DEL", meta]])
-    vote(others, meta)
-    for _ in range(version):
-        others.run([[b"HSET", meta, b"3", b"900"]])
-    assert raised(others, meta) == version
+    make_anew(others, meta)
     store.run([acquire(b"reset:theirs", meta, b"ours", stripe)])
     assert store.run([acquire(b"reset", meta, b"ours", b"3")]) == [[GRANTED, 901]]
+
+
+def test_counter_that_is_made_anew_after_it_was_read_is_read_again(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new one has the version of the one that was read. Its head was not read."""
+    store, others = connect(), connect()
+    lock, meta = b"remade", b"remade:meta"
+    vote(others, meta)
+    store.run([acquire(lock, meta, b"ours", b"3")])
+    store.run([release(lock, b"ours")])
+    once_before(monkeypatch, store, "_commit", lambda: make_anew(others, meta))
+    replies: list[Any] = []
+    act = lambda: replies.extend(store.run([acquire(lock, meta, b"ours", b"3")]))  # noqa: E731
+    assert requests_of(monkeypatch, store, act)[:2] == ["GetData", "Transaction"]
+    assert replies == [[GRANTED, 901]]
+
+
+def test_counter_of_a_server_that_is_behind_is_read_again(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No fence is granted twice."""
+    behind, others = connect(), connect()
+    lock, meta = b"lags", b"lags:meta"
+    vote(others, meta)
+    behind.run([acquire(lock, meta, b"ours", b"3")])
+    behind.run([release(lock, b"ours")])
+    client = behind._client  # noqa: SLF001  (to answer as a server that is behind)
+    read, early = client.get_async, {}
+    early[path_of_counter(meta)] = read(path_of_counter(meta))
+    until(lambda: all(one.ready() for one in early.values()))
+    others.run([acquire(b"lags:theirs", meta, b"theirs", b"3")])
+    monkeypatch.setattr(
+        client, "get_async", lambda path: early.pop(path, None) or read(path)
+    )
+    assert behind.run([acquire(lock, meta, b"ours", b"3")]) == [[GRANTED, 10]]
+    assert not early
+
+
+@pytest.mark.parametrize("when", ["_read", "_snapshot"])
+def test_break_between_a_read_and_its_commit_is_noticed(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The session reads again what the new server has, behind a write of its own.
+
+    The lock is held. The first write was refused before the break, and tells nothing of
+    a server that was restored from a backup.
+    """
+    store, others = connect(), connect()
+    lock = b"breaks:%b" % when.encode()
+    meta = lock + b":meta"
+    vote(others, meta)
+    others.run([acquire(lock, meta, b"theirs", b"3")])
+    store.run([acquire(b"breaks:known", meta, b"ours", b"3")])
+
+    def break_it() -> None:
+        breaks = store._breaks  # noqa: SLF001
+        store._client._connection._socket.shutdown(socket.SHUT_RDWR)  # noqa: SLF001
+        until(lambda: store._breaks > breaks and store._client.connected)  # noqa: SLF001
+
+    once_before(monkeypatch, store, when, break_it)
+    replies: list[Any] = []
+    act = lambda: replies.extend(store.run([acquire(lock, meta, b"ours", b"3")]))  # noqa: E731
+    sent = requests_of(monkeypatch, store, act)
+    replid = "GetData"
+    if when == "_read":
+        assert sent[:3] == ["GetData", replid, "Sync"]
+    else:
+        assert sent[:4] == ["GetData", "Transaction", replid, "SetData"]
+    assert [one[:2] for one in replies] == [[TAKEN, b"theirs\n8\nme"]]
 
 
 def test_counter_of_another_memory_is_read_after_a_break(
@@ -323,28 +385,47 @@ def test_counter_of_another_memory_is_read_after_a_break(
     store, others = connect(), connect()
     meta = b"backup:meta"
     vote(store, meta)
-    for _ in range(3):
-        store.run([acquire(b"backup", meta, b"ours", b"3")])
-        store.run([release(b"backup", b"ours")])
-    version = raised(others, meta)
-    path = zookeeper._path(meta, b".3")  # noqa: SLF001  (as a backup has it)
-    client: Any = others._client  # noqa: SLF001
-    data = client.get(path)[0]
+    make_steady(store, b"backup", meta)
+    path = path_of_counter(meta)
+    client: Any = others._client  # noqa: SLF001  (as a backup has it)
+    data, stat = client.get(path)
     client.delete(path)
-    client.create(path, data.replace(b"10", b"900"))
-    for _ in range(version):
-        client.set(path, data.replace(b"10", b"900"))
+    client.create(path, data.replace(b"11", b"900"))
+    for _ in range(stat.version):
+        client.set(path, data.replace(b"11", b"900"))
     store._client._connection._socket.shutdown(socket.SHUT_RDWR)  # noqa: SLF001
     until(lambda: store._breaks and store._client.connected)  # noqa: SLF001
     store.run([acquire(b"backup:first", meta, b"ours", b"4")])
     assert store.run([acquire(b"backup", meta, b"ours", b"3")]) == [[GRANTED, 901]]
 
 
+def make_steady(store: ZooKeeper, lock: bytes, meta: bytes) -> None:
+    """Have a session raise the counter 3, from 7 to 11, until it does not read it."""
+    assert zookeeper._STEADY == 4  # noqa: SLF001  (times)
+    for _ in range(4):
+        store.run([acquire(lock, meta, b"ours", b"3")])
+        store.run([release(lock, b"ours")])
+
+
+def make_anew(store: ZooKeeper, meta: bytes) -> None:
+    """Make the node's hash anew, with 900 in the counter 3, and its old version."""
+    version = raised(store, meta)
+    store.run([[b"DEL", meta]])
+    vote(store, meta)
+    for _ in range(version):
+        store.run([[b"HSET", meta, b"3", b"900"]])
+    assert raised(store, meta) == version
+
+
 def raised(store: ZooKeeper, meta: bytes) -> int:
     """Return how often the counter 3 was changed since it was made."""
-    path = zookeeper._path(meta, b".3")  # noqa: SLF001  (the version is the point)
-    version: int = store._client.get(path)[1].version  # noqa: SLF001
+    version: int = store._client.get(path_of_counter(meta))[1].version  # noqa: SLF001
     return version
+
+
+def path_of_counter(meta: bytes) -> str:
+    """Return the path of the counter 3."""
+    return zookeeper._path(meta, b".3")  # noqa: SLF001
 
 
 def test_batch_is_read_if_one_of_its_scripts_asks_for_more(
