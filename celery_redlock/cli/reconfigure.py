@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
 
 _STANDSTILL = "Until the nodes vote for the new settings, no lock is granted or renewed"
+_NOT_MOVED = (
+    "Claims, cool-downs, counted starts and backlogs are not moved: calls that",
+    "unique_while, unique_for or a rate keeps out now may run again.",
+)
 _URL = r"(?:[^\s,=/]+=)?\w+://"  # its beginning, which may give it a name
 
 
@@ -218,5 +222,7 @@ def _comparison(before: Redlock, after: Redlock, *, abort: bool) -> list[str]:
             painted(f"{_STANDSTILL}: about {longest}.", "warning"),
             "A task that runs longer than its ttl meanwhile loses its lock.",
         ]
+        if len({*after.labels} - {*before.labels}) >= after.quorum:
+            summary += [painted(line, "warning") for line in _NOT_MOVED]
     table_lines = table((Column("NODE"), Column("AFTERWARDS")), rows)
     return [*table_lines, "", *summary, ""]

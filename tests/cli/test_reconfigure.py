@@ -219,6 +219,23 @@ def test_abort_shows_the_nodes_that_vote_after_it(project: Project) -> None:
     assert "removed" not in run.out
 
 
+@pytest.mark.parametrize(
+    ("kept", "new", "is_told"), [(0, 1, True), (1, 2, True), (2, 1, False)]
+)
+def test_plan_says_what_is_not_moved(
+    project: Project, kept: int, new: int, *, is_told: bool
+) -> None:
+    """New nodes that are a majority alone know no claim, so a call may run again."""
+    planned = [
+        *project.urls[:kept],
+        *(f"redis://127.0.0.1:{n + 1}" for n in range(new)),
+    ]
+
+    run = project.redlock("reconfigure", "--to", ",".join(planned), typed="n\n")
+
+    assert ("Claims, cool-downs, counted starts and backlogs" in run.out) == is_told
+
+
 def test_reconfigure_without_a_yes_does_nothing(project: Project) -> None:
     """The command shows the change and does not make it."""
     run = project.redlock("reconfigure", "--max-ttl", "120", typed="n\n")
