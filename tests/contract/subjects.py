@@ -63,6 +63,7 @@ CLOSED = f"{PREFIX}{NEW}"  # what a node has stored that is closed for NEW
 STRIPE = "7"
 MAX_TTL = 60_000  # ms, of the views
 TTL = 20_000  # ms; no test takes this long
+PATIENCE = 10_000  # ms that a test may take on a busy machine
 SHORT = 30  # ms, for what has to expire
 NO_KEY, NO_TTL = -2, -1  # replies of PTTL
 EXACT = 2**53  # above it a double cannot tell n from n + 1

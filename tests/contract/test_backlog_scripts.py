@@ -13,7 +13,7 @@ from celery_redlock.scripts import (
     NUMBER_IN_BACKLOG,
     READ_BACKLOG,
 )
-from tests.contract.subjects import NO_KEY, SHORT, TTL
+from tests.contract.subjects import NO_KEY, PATIENCE, SHORT, TTL
 
 if TYPE_CHECKING:
     from tests.contract.subjects import Subject
@@ -230,7 +230,7 @@ def test_backlog_ends_with_the_last_deadline(subject: Subject) -> None:
 
     for part in ("backlog", "return"):
         left = subject.pttl(subject.key(part))
-        assert TTL - 5000 < left <= subject.longest(TTL + 1)
+        assert TTL - PATIENCE < left <= subject.longest(TTL + 1)
 
 
 def test_call_with_less_time_does_not_shorten_the_backlog(subject: Subject) -> None:
@@ -268,7 +268,7 @@ def test_later_runs_count_more_than_earlier_ones(subject: Subject) -> None:
 def test_mean_ends_some_time_after_the_last_run(subject: Subject) -> None:
     """Each run begins the time anew."""
     note(subject, 100)
-    assert TTL - 2000 < subject.pttl(subject.key("pace")) <= subject.longest(TTL)
+    assert TTL - PATIENCE < subject.pttl(subject.key("pace")) <= subject.longest(TTL)
 
     note(subject, 100, ttl_ms=SHORT)
     subject.wait_until(lambda: read(subject) == [0, 0])

@@ -17,6 +17,7 @@ from tests.contract.subjects import (
     NO_KEY,
     NO_TTL,
     OTHER,
+    PATIENCE,
     SHORT,
     STRIPE,
     TOKEN,
@@ -44,7 +45,7 @@ def test_acquire_takes_a_free_lock(subject: Subject) -> None:
     assert subject.acquire() == [GRANTED, 42]
     assert subject.get(subject.lock) == value(42)
     assert subject.counter() == b"42"
-    assert TTL - 2000 < subject.pttl(subject.lock) <= subject.longest(TTL)
+    assert TTL - PATIENCE < subject.pttl(subject.lock) <= subject.longest(TTL)
 
 
 def test_acquire_by_another_token_returns_the_holder(subject: Subject) -> None:
@@ -54,7 +55,7 @@ def test_acquire_by_another_token_returns_the_holder(subject: Subject) -> None:
     assert is_taken(
         subject.acquire(OTHER),
         value(1),
-        at_least=TTL - 2000,
+        at_least=TTL - PATIENCE,
         at_most=subject.longest(TTL),
     )
     assert subject.get(subject.lock) == value(1)
@@ -102,7 +103,7 @@ def test_lock_that_a_clock_stored_that_was_ahead_ends_after_max_ttl(
 
     longest = subject.longest(MAX_TTL)
     assert is_taken(reply, value(5), at_least=MAX_TTL, at_most=longest)
-    assert MAX_TTL - 2000 < subject.pttl(subject.lock) <= longest
+    assert MAX_TTL - PATIENCE < subject.pttl(subject.lock) <= longest
 
 
 def test_start_that_a_clock_stored_that_was_ahead_ends_after_its_period(
@@ -114,14 +115,14 @@ def test_start_that_a_clock_stored_that_was_ahead_ends_after_its_period(
     longest = round(1.02 * (MAX_TTL + 10_000 + 60_000))
     subject.set(subject.lock, start, px=longest)
     subject.acquire(OTHER)
-    assert subject.pttl(subject.lock) > longest - 5000  # such a one may be granted
+    assert subject.pttl(subject.lock) > longest - PATIENCE  # such a one may be granted
 
     subject.set(subject.lock, start, px=longest + 3_600_000)
     reply = subject.acquire(OTHER)
 
     most = subject.longest(longest)
     assert is_taken(reply, start, at_least=longest, at_most=most)
-    assert longest - 5000 < subject.pttl(subject.lock) <= most
+    assert longest - PATIENCE < subject.pttl(subject.lock) <= most
 
 
 def test_lock_of_a_holder_whose_name_is_that_of_a_mark_ends_after_max_ttl(
@@ -609,7 +610,10 @@ def test_inspect_returns_the_holder(subject: Subject) -> None:
     subject.acquire()
 
     assert is_taken(
-        subject.inspect(), value(1), at_least=TTL - 2000, at_most=subject.longest(TTL)
+        subject.inspect(),
+        value(1),
+        at_least=TTL - PATIENCE,
+        at_most=subject.longest(TTL),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.scripts import GRANTED, TAKEN
-from tests.contract.subjects import NO_KEY, OTHER, TOKEN, TTL, value
+from tests.contract.subjects import NO_KEY, OTHER, PATIENCE, TOKEN, TTL, value
 
 if TYPE_CHECKING:
     from tests.contract.listener import Listener
@@ -29,7 +29,7 @@ def test_permit_is_an_ordinary_lock(subject: Subject) -> None:
 
     lock = subject.key("lock:imports##2")
     assert subject.get(lock) == value(1)
-    assert TTL - 2000 < subject.pttl(lock) <= subject.longest(TTL)
+    assert TTL - PATIENCE < subject.pttl(lock) <= subject.longest(TTL)
 
 
 def test_same_token_is_granted_again(subject: Subject) -> None:
@@ -39,7 +39,7 @@ def test_same_token_is_granted_again(subject: Subject) -> None:
         assert reply == [GRANTED, 1]
 
     assert subject.pttl(subject.key("lock:imports##2")) <= subject.longest(TTL)
-    assert subject.pttl(subject.key("lock:imports@@1")) > KEPT - 2000
+    assert subject.pttl(subject.key("lock:imports@@1")) > KEPT - PATIENCE
 
 
 def test_refusal_tells_which_permits_have_a_holder(subject: Subject) -> None:
@@ -50,7 +50,7 @@ def test_refusal_tells_which_permits_have_a_holder(subject: Subject) -> None:
     status, holder, left, told = subject.acquire_permits(["imports"], THREE, TOKEN)
 
     assert (status, holder) == (TAKEN, value(1, FIRST))
-    assert TTL - 2000 < left <= subject.longest(TTL)
+    assert TTL - PATIENCE < left <= subject.longest(TTL)
     assert told == A + FREE + B
 
 
@@ -75,7 +75,7 @@ def test_permit_for_a_start_has_a_ttl_of_its_own(subject: Subject) -> None:
     reply = subject.acquire_permits(["imports##2", "imports@@2"], STARTS, SECOND)
     told = reply[-1]
     assert told.startswith(A + FREE + FREE + NO_START + A)
-    assert KEPT - 2000 < int(told[-12:]) <= subject.longest(KEPT)
+    assert KEPT - PATIENCE < int(told[-12:]) <= subject.longest(KEPT)
 
 
 def test_permit_for_a_start_may_be_kept_for_longer_than_the_reply_can_tell(
@@ -89,7 +89,7 @@ def test_permit_for_a_start_may_be_kept_for_longer_than_the_reply_can_tell(
     reply = subject.inspect_permits(limits)
 
     assert reply == [GRANTED, 0, A + b"9" * 12 + 2 * NO_START]
-    assert subject.pttl(subject.key("lock:imports@@1")) > century - 2000
+    assert subject.pttl(subject.key("lock:imports@@1")) > century - PATIENCE
 
 
 def test_release_by_token_ends_permits(subject: Subject) -> None:
@@ -102,7 +102,7 @@ def test_release_by_token_ends_permits(subject: Subject) -> None:
 
     assert subject.get(subject.key("lock:imports")) is None
     assert (
-        TTL - 2000
+        TTL - PATIENCE
         < subject.pttl(subject.key("lock:imports@@2"))
         <= subject.longest(TTL)
     )
@@ -280,7 +280,9 @@ def test_queue_of_permits_expires_when_no_waiter_joins_again(subject: Subject) -
     subject.join_permit_queue(THREE)
 
     assert (
-        TTL - 2000 < subject.pttl(subject.key("line:imports")) <= subject.longest(TTL)
+        TTL - PATIENCE
+        < subject.pttl(subject.key("line:imports"))
+        <= subject.longest(TTL)
     )
 
 
