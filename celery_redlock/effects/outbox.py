@@ -48,7 +48,7 @@ from celery_redlock.effects.call_records import in_each, now
 from celery_redlock.effects.stored import MOST_NAMED, loaded, stored
 from celery_redlock.errors import ConfigurationError, LeaseError
 from celery_redlock.options.exactly_once import check_database, open_store
-from celery_redlock.options.lock_options import refuse_of_call, takes_lock
+from celery_redlock.options.lock_options import fault_of_call, takes_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -236,7 +236,9 @@ class Outbox:
                 "send a task that starts it."
             )
         if not isinstance(task, str) and takes_lock(task):
-            refuse_of_call(task.name, options, "Nothing was written.")
+            fault = fault_of_call(task.name, options, "Nothing was written.")
+            if fault is not None:
+                raise fault
         if unknown := sorted(set(options) - set(_OPTIONS)):
             raise ConfigurationError(
                 f"Outbox.send() does not know the option {unknown[0]!r}. "

@@ -161,16 +161,13 @@ def options_in(redlock: Any) -> dict[str, Any]:
     return {**redlock}
 
 
-def refuse_of_call(
+def fault_of_call(
     task: str, options: Mapping[str, Any], then: str = "Nothing was sent."
-) -> None:
-    """Refuse lock options among those of one call, which Celery would pass on unread.
+) -> ConfigurationError | None:
+    """Return an error if one call has a lock option, which Celery would pass on unread.
 
     Stamps of Celery are options of the call as well, and may have any name. ``then``
     says what holds after the error.
-
-    Raises:
-        ConfigurationError: There is one.
     """
     for name in sorted(options.keys() - set(options.get("stamped_headers") or ())):
         if name in (*_NAMES, "redlock"):
@@ -179,10 +176,11 @@ def refuse_of_call(
             remedy = _unknown(name)
         else:
             continue
-        raise ConfigurationError(
+        return ConfigurationError(
             f"{task}: lock options are for all calls of a task, and {name} was given "
             f"for one call. {then} {remedy}"
         )
+    return None
 
 
 def _unknown(name: str) -> str:

@@ -58,8 +58,8 @@ from celery_redlock.locks.lease import family_of
 from celery_redlock.options.call_key import KeyRule
 from celery_redlock.options.lock_options import (
     LockOptions,
+    fault_of_call,
     options_in,
-    refuse_of_call,
 )
 from celery_redlock.options.values import naming
 from celery_redlock.task.announcement import send_announced, send_in_order
@@ -610,12 +610,15 @@ def _refuse_lock_options(
 
     Such a class has this method. Where it sends calls, `_publish` finds what it leaves.
     """
-    having = [base for base in type(task).__mro__ if method in vars(base)]
-    ours = ("celery.", "celery_redlock.")
-    if task.lock_options is not None and all(
-        base.__module__.startswith(ours) for base in having
+    if task.lock_options is None or not (
+        fault := fault_of_call(task.name, options, then)
     ):
-        refuse_of_call(task.name, options, then)
+        return
+    having = [base for base in type(task).__mro__ if method in vars(base)]
+    if all(
+        base.__module__.startswith(("celery.", "celery_redlock.")) for base in having
+    ):
+        raise fault
 
 
 def _refuse_or_log(task: Task, options: Mapping[str, Any]) -> None:
@@ -625,16 +628,14 @@ def _refuse_or_log(task: Task, options: Mapping[str, Any]) -> None:
     of a chord. No caller is there. After an error, the call would be lost; of a chain,
     Celery would not store the result of the call before it either.
     """
+    if (fault := fault_of_call(task.name, options)) is None:
+        return
     running_id = task.request.id
     is_retry = running_id and options.get("task_id") == running_id  # with its parent
     if is_retry or not (options.get(_PARENT) or _is_body_of_chord()):
-        refuse_of_call(task.name, options)
-        return
-    try:
-        refuse_of_call(task.name, options, "It has no effect.")
-    except ConfigurationError as error:
-        extra = log_fields("option-unread", task=task.name)
-        log.error("%s", error, extra=extra)  # noqa: TRY400  (no traceback: it is sent)
+        raise fault
+    fault = fault_of_call(task.name, options, "It has no effect.")
+    log.error("%s", fault, extra=log_fields("option-unread", task=task.name))
 
 
 def _publish(
