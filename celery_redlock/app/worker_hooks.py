@@ -1,6 +1,8 @@
-"""Checks of a worker with lock tasks at its start.
+"""Checks of a worker with lock tasks at its start, and of a beat.
 
 ::
+
+    beat starts ────► an entry that gives a lock option for its calls ends beat
 
     worker starts ──► settings and options are checked; a mistake ends the worker;
                        then it watches its processes: see ``refusal_log``
@@ -23,7 +25,11 @@ from celery_redlock.basics.timing import seconds_text
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.members.view import may_be_new
 from celery_redlock.options.broker import broadcast_of
-from celery_redlock.options.lock_options import lock_task_inside, lock_tasks
+from celery_redlock.options.lock_options import (
+    lock_options_in_schedule,
+    lock_task_inside,
+    lock_tasks,
+)
 from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
@@ -36,9 +42,10 @@ log = logging.getLogger(__name__)
 
 
 def connect() -> None:
-    """Check each worker that starts from now on. Twice is harmless."""
+    """Check each worker and beat that starts from now on. Twice is harmless."""
     signals.worker_init.connect(_check_configuration, weak=False)
     signals.worker_ready.connect(_check_nodes, weak=False)
+    signals.beat_init.connect(_check_schedule, weak=False)
 
 
 def _check_configuration(sender: Any, **_: object) -> None:
@@ -64,6 +71,16 @@ def _check_configuration(sender: Any, **_: object) -> None:
 
         runtime_of(sender.app).refusal_log.share()  # before the pool forks
         sender.app.steps["consumer"] |= {RefusalStep, EarlyStartStep}
+
+
+def _check_schedule(sender: Any, **_: object) -> None:
+    """End a beat, with the reason, if an entry of the settings gives a lock option."""
+    for entry, task, name, remedy in lock_options_in_schedule(sender.app):
+        raise SystemExit(
+            f"celery-redlock: The entry {entry!r} of beat_schedule gives {name} to the "
+            f"task {task}. Lock options are for all calls of a task, so each call of "
+            f"the entry would be refused. {remedy}"
+        )
 
 
 def _refuse_task_above(task: Task) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_redlock import policies
 from celery_redlock.basics.spelling import did_you_mean
@@ -40,9 +40,9 @@ from celery_redlock.options.policy_options import (
 from celery_redlock.options.values import naming
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
-    from celery import Celery
+    from celery import Celery, Task
     from typing_extensions import Unpack
 
 _NAMES = tuple(LockArguments.__annotations__)
@@ -166,21 +166,55 @@ def fault_of_call(
 ) -> ConfigurationError | None:
     """Return an error if one call has a lock option, which Celery would pass on unread.
 
-    Stamps of Celery are options of the call as well, and may have any name. ``then``
-    says what holds after the error.
+    ``then`` says what holds after the error.
     """
-    for name in sorted(options.keys() - set(options.get("stamped_headers") or ())):
-        if name in (*_NAMES, "redlock"):
-            remedy = f"Write @singleton_task({name}=...)."
-        elif name not in _OF_A_CALL and remedy_of(name, _NAMES):
-            remedy = _unknown(name)
-        else:
-            continue
+    for name, remedy in _unread(options):
         return ConfigurationError(
             f"{task}: lock options are for all calls of a task, and {name} was given "
             f"for one call. {then} {remedy}"
         )
     return None
+
+
+def may_take_options(task: Task, method: str) -> bool:
+    """Tell whether a class of the project has this method, and may take any option."""
+    having = [base for base in type(task).__mro__ if method in vars(base)]
+    ours = ("celery.", "celery_redlock.")
+    return not all(base.__module__.startswith(ours) for base in having)
+
+
+class ScheduledOption(NamedTuple):
+    """A lock option that an entry of ``beat_schedule`` gives for its calls."""
+
+    entry: str
+    task: str
+    name: str
+    remedy: str
+
+
+def lock_options_in_schedule(app: Celery) -> Iterator[ScheduledOption]:
+    """Yield the lock options in ``beat_schedule``: each call there would be refused.
+
+    Beat only logs that, when an entry is due.
+    """
+    for entry, given in (app.conf.beat_schedule or {}).items():
+        known = given if isinstance(given, Mapping) else vars(given)
+        task: Any = app.tasks.get(known.get("task"))
+        if takes_lock(task) and not may_take_options(task, "apply_async"):
+            for name, remedy in _unread(known.get("options") or {}):
+                yield ScheduledOption(entry, task.name, name, remedy)
+
+
+def _unread(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the lock options among the options of a call, each with its remedy.
+
+    Stamps of Celery are options of the call as well, and may have any name.
+    """
+    for name in sorted(options.keys() - set(options.get("stamped_headers") or ())):
+        if name in (*_NAMES, "redlock"):
+            yield name, f"Write @singleton_task({name}=...)."
+        elif name not in _OF_A_CALL and remedy_of(name, _NAMES):
+            yield name, _unknown(name)
 
 
 def _unknown(name: str) -> str:

@@ -59,6 +59,7 @@ from celery_redlock.options.call_key import KeyRule
 from celery_redlock.options.lock_options import (
     LockOptions,
     fault_of_call,
+    may_take_options,
     options_in,
 )
 from celery_redlock.options.values import naming
@@ -608,16 +609,12 @@ def _refuse_lock_options(
 ) -> None:
     """Refuse lock options of one call, where no class of the project may take them.
 
-    Such a class has this method. Where it sends calls, `_publish` finds what it leaves.
+    Where such a class sends calls, `_publish` finds what it leaves.
     """
-    if task.lock_options is None or not (
-        fault := fault_of_call(task.name, options, then)
-    ):
+    if task.lock_options is None:
         return
-    having = [base for base in type(task).__mro__ if method in vars(base)]
-    if all(
-        base.__module__.startswith(("celery.", "celery_redlock.")) for base in having
-    ):
+    fault = fault_of_call(task.name, options, then)
+    if fault is not None and not may_take_options(task, method):
         raise fault
 
 

@@ -252,6 +252,19 @@ def test_option_with_which_no_worker_starts(
     assert found(settings.durations, timing=longer, **options) == []
 
 
+def test_lock_option_in_the_schedule_with_which_no_beat_starts() -> None:
+    """A call of such an entry would be refused when it is due."""
+    entry = {"task": "bill", "schedule": 60.0, "options": {"ttl": 5, "expires": 5}}
+    schedule = {"nightly": entry, "other": {"task": "plain", "schedule": 60.0}}
+
+    finding = only(found(settings.schedule, settings={"beat_schedule": schedule}))
+
+    assert (finding.code, finding.severity) == ("option", ERROR)
+    assert "in the entry 'nightly' of beat_schedule" in finding.fact
+    assert finding.remedy == "Write @singleton_task(ttl=...)."
+    assert settings.schedule in OFFLINE
+
+
 def test_example_of_the_readme_has_no_warning() -> None:
     """A reader who copies the task of the README has nothing to correct in it."""
     readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")

@@ -23,7 +23,10 @@ from celery_redlock.options.broker import (
     loses_publications,
     retries_lost,
 )
-from celery_redlock.options.lock_options import lock_task_inside
+from celery_redlock.options.lock_options import (
+    lock_options_in_schedule,
+    lock_task_inside,
+)
 from celery_redlock.policies import Retry, Skip, given_at
 
 if TYPE_CHECKING:
@@ -86,6 +89,20 @@ def durations(it: LockTask, case: Case) -> Iterator[Finding]:
             f"is published, but no worker starts with it: {reason}",
             remedy or "Raise it, or lower redlock_node_timeout.",
         )
+
+
+@rule(offline=True)
+def schedule(case: Case) -> Iterator[Finding]:
+    """Find entries of beat whose calls would be refused: no beat starts with them."""
+    found = lock_options_in_schedule(case.app) if case.app else ()
+    for entry, task, name, remedy in found:
+        yield Finding(
+            "option",
+            ERROR,
+            f"gets {name} in the entry {entry!r} of beat_schedule, and no beat starts "
+            "with it: lock options are for all calls of a task",
+            remedy,
+        ).of("Task", task)
 
 
 @rule("Task")

@@ -237,7 +237,7 @@ def test_beat_gets_no_error_for_a_duplicate(
     ticks: list[Any] = []
 
     def tick() -> None:
-        beat_init.send(sender=None)
+        beat_init.send(sender=worker)
         ticks.append(task.delay(0))
 
     with caplog.at_level(logging.INFO, "celery_redlock"):

@@ -7,12 +7,14 @@ import pickle
 import re
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery, signals
+from celery import Celery, Task, signals
+from celery.beat import ScheduleEntry
 from celery.local import Proxy
 from celery.utils.dispatch import Signal
 from celery.utils.serialization import jsonify
@@ -105,6 +107,57 @@ def test_worker_with_a_wrong_setting_does_not_start(
 
     with pytest.raises(SystemExit, match=message):
         signals.worker_init.send(sender=worker)
+
+
+def start_beat(app: Celery) -> None:
+    """Start a beat, as far as its signal, in a thread: the signal marks its thread."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(signals.beat_init.send, sender=Starting(app)).result()
+
+
+def scheduled(options: dict[str, Any]) -> dict[str, Any]:
+    """Return a schedule with one entry, of the lock task, with these options."""
+    return {"nightly": {"task": "job", "schedule": 60.0, "options": options}}
+
+
+@pytest.mark.parametrize("options", [{"ttl": 5}, {"redlock": {}}, {"lock_timeout": 5}])
+def test_beat_with_a_lock_option_in_its_schedule_does_not_start(
+    options: dict[str, Any],
+) -> None:
+    """Each call of the entry would be refused when it is due. Workers start."""
+    app = locking_app(beat_schedule=scheduled(options))
+    message = f"The entry 'nightly' of beat_schedule gives {next(iter(options))}"
+
+    with pytest.raises(SystemExit, match=message):
+        start_beat(app)
+
+    signals.worker_init.send(sender=Starting(app))
+
+
+def test_beat_starts_where_a_class_of_the_project_takes_the_option() -> None:
+    """So it does with options of Celery, and with entries of other tasks."""
+
+    class Tenants(Task):
+        abstract = True
+
+        def apply_async(self, *args: Any, **options: Any) -> Any:
+            options.pop("key", None)
+            return super().apply_async(*args, **options)
+
+    app = locking_app()
+
+    @singleton_task(app=app, base=Tenants, name="tenants")
+    def tenants() -> None: ...
+
+    crontab = {"schedule": 60.0}
+    app.conf.beat_schedule = {
+        **scheduled({"expires": 5, "priority": 3}),
+        "tenants": {"task": "tenants", "options": {"key": "red"}, **crontab},
+        "elsewhere": {"task": "elsewhere", "options": {"ttl": 5}, **crontab},
+        "entry": ScheduleEntry("entry", "job", options={"countdown": 1}, app=app),
+    }
+
+    start_beat(app)
 
 
 def test_worker_without_locked_tasks_needs_no_nodes() -> None:
