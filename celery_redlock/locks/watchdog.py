@@ -10,8 +10,8 @@ A lock that an operator released is lost at the next renewal, which learns of it
 
 The end of validity is a local deadline. It is announced when it comes, even during a
 renewal, because nothing here blocks on a node. There is one exception. A lease that is
-watched while a renewal waits for replies, and ends within one node_timeout, is
-announced when these replies are there. If a majority confirms a renewal after the
+watched while a renewal waits to be sent or for replies, and ends before these have had
+their time, is announced then. If a majority confirms a renewal after the
 deadline, the lease is lost all the same.
 
 For every lease exactly one of two things happens, while the thread is not stopped:

@@ -328,7 +328,8 @@ class RedlockRequest(Request):
         Celery reports its death in 0 to 5 s. A greenlet releases its lock itself.
         """
         super().terminate(pool, signal)
-        is_killed = signal and Signals(signals.signum(signal)).name == "SIGKILL"
+        kill = Signals.__members__.get("SIGKILL")  # Windows has none
+        is_killed = signal and signals.signum(signal) == kill
         if self.time_start and is_killed and not pool.is_green:
             self._release_lock(ended=False)
 

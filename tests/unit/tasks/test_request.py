@@ -340,6 +340,18 @@ def test_lock_of_a_child_that_a_revocation_kills_is_released_at_its_death(
     until(lambda: not is_locked(worker))
 
 
+def test_revocation_with_a_signal_that_has_no_name_is_carried_out(
+    worker: Worker,
+) -> None:
+    """Python names two of the real-time signals only."""
+    request = run_in_child(worker, os.getpid())
+    request.time_start = 1.0
+
+    request.terminate(GREENLETS, signal=35)
+
+    assert is_locked(worker)
+
+
 def test_lock_of_a_greenlet_that_is_revoked_is_its_own_to_release(
     worker: Worker,
 ) -> None:
