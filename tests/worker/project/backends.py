@@ -55,8 +55,8 @@ class LateResults(RedisBackend):
 class RetryAfterTheLimit(RedisBackend):
     """Stores RETRY after the FAILURE of a hard time limit, and before the kill.
 
-    The main process stores FAILURE twice, then waits for the child's RETRY; the child
-    stores that, waits for its end, and publishes nothing.
+    The main process stores FAILURE twice, then waits for the child's note; the child
+    stores RETRY, notes it, waits for its end, and publishes nothing.
     """
 
     def _set_with_state(self, key: bytes, value: str, state: str) -> Any:
@@ -65,14 +65,11 @@ class RetryAfterTheLimit(RedisBackend):
         stored = super()._set_with_state(key, value, state)
         if state == states.RETRY:
             stage().note(current_task.request.args[0], "retry-stored")
+            self.client.set(key + b".noted", 1)
             self._until(lambda: False)
         elif state == states.FAILURE and self.client.incr(key + b".failures") == 2:
-            self._until(lambda: self._state(key) == states.RETRY)
+            self._until(lambda: self.client.exists(key + b".noted"))
         return stored
-
-    def _state(self, key: bytes) -> Any:
-        stored = self.get(key)
-        return self.decode_result(stored)["status"] if stored else None
 
     @staticmethod
     def _until(condition: Callable[[], bool]) -> None:
