@@ -49,10 +49,9 @@ def test_nodes_are_reached_by_unix_socket(start_nodes: StartNodes, key: str) -> 
         use(redlock, key)
         nodes.nodes[0].kill()
         nodes.nodes[1].kill()
-        error = refusal(redlock, key)
-        until(lambda: "refused the connection" in str(refusal(redlock, key)))
+        error = refusal(redlock, key, says="refused the connection")
         assert redlock.labels[0] in str(error)
-        assert "s3cr3t" not in str(refusal(redlock, key))
+        assert "s3cr3t" not in str(error)
 
 
 @pytest.mark.every_server
@@ -116,11 +115,10 @@ def test_rejected_password_is_named_and_not_shown(
     wrong = f":{quote(password, safe='')}@" if password else ""
     urls = [f"redis://{wrong}127.0.0.1:{node.port}/0" for node in nodes.nodes]
     with client(urls) as redlock:
-        error = refusal(redlock)
+        error = refusal(redlock, says="rejected the credentials")
         said = [str(error), repr(error), repr(redlock), *redlock.labels, caplog.text]
         said += [repr(redlock.addresses), str(redlock.check().problems)]
 
-    assert "rejected the credentials" in str(error)
     secrets = ("s3cr3t", wrong[1:-1]) if wrong else ("s3cr3t",)
     assert not any(part in text for text in said for part in secrets)
 
@@ -136,7 +134,7 @@ def test_password_that_changes_is_noticed_and_repaired(
         for node in nodes.nodes:
             node.command("ACL", "SETUSER", "locker", "resetpass", ">two")
             node.command("CLIENT", "KILL", "USER", "locker")
-        until(lambda: "rejected the credentials" in str(refusal(redlock, key)))
+        refusal(redlock, key, says="rejected the credentials")
         for node in nodes.nodes:
             node.command("ACL", "SETUSER", "locker", ">one")
 
@@ -204,9 +202,8 @@ def test_certificate_that_is_not_trusted_is_an_error_of_that_node(
     """A node with an untrusted certificate gets no vote, and the error says why."""
     urls = [url.partition("?")[0] for url in tls_nodes.urls]
     with client(urls) as redlock:
-        error = refusal(redlock)
+        error = refusal(redlock, says="certificate")
 
-    assert "certificate" in str(error).lower()
     assert "pass" not in str(error)
 
 
@@ -219,7 +216,7 @@ def test_certificate_that_is_replaced_is_read_at_the_next_connection(
     shutil.copy(certificate[1], authority)  # a key, and no certificate
     urls = [url.partition("?")[0] for url in tls_nodes.urls]
     with client([f"{url}?ssl_ca_certs={quote(str(authority))}" for url in urls]) as it:
-        assert "ssl_ca_certs" in str(refusal(it))
+        refusal(it, says="ssl_ca_certs")
 
         shutil.copy(certificate[0], authority)
 
@@ -278,8 +275,7 @@ def test_fault_of_the_clients_own_certificate_is_named(
     }
     options = "".join(f"&ssl_{it}={quote(str(path))}" for it, path in paths.items())
     with client([strict + options]) as redlock:
-        until(lambda: reason in str(refusal(redlock)))
-        error = refusal(redlock)
+        error = refusal(redlock, says=reason)
 
     assert "_ssl.c" not in str(error)
 

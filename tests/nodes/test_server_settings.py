@@ -143,7 +143,7 @@ def test_unknown_info_is_named(redis_server: str, tmp_path: Path, key: str) -> N
     try:
         server.wait_until_ready()
         with client([f"redis://127.0.0.1:{port}/0"]) as redlock:
-            assert "does not know the command INFO" in str(refusal(redlock, key))
+            refusal(redlock, key, says="does not know the command INFO")
             (finding,) = (
                 it for it in diagnose(redlock, span=0.01) if it.code == "commands"
             )
