@@ -70,7 +70,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import signals as celery_signals
 from celery import states
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore
 from celery.exceptions import Retry as RetriesItself
 
 from celery_redlock import signals
@@ -84,7 +84,6 @@ from celery_redlock.errors import (
     LockLost,
     LockUnavailable,
     QuorumUnreachable,
-    RedlockError,
 )
 from celery_redlock.line.backlog import note_run
 from celery_redlock.locking import Hold
@@ -367,14 +366,6 @@ class Execution(TaskLock):
                         raise
         except LockLost as error:
             return self._after_loss(error, returned)
-        except Reject as rejected:
-            # ``self.retry()`` turns any error of its publication into one.
-            if isinstance(rejected.reason, LockLost):
-                return self._after_loss(rejected.reason, returned)
-            if isinstance(rejected.reason, RedlockError):
-                # It was refused. As a Reject, it would leave the call without a result.
-                raise rejected.reason from None
-            raise
         return returned[0]
 
     # -- it tries -------------------------------------------------------------------

@@ -34,7 +34,7 @@ from typing import (
 
 from celery import Task
 from celery._state import get_current_task, get_current_worker_task
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, Reject, Retry
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.app import worker_hooks
@@ -555,6 +555,24 @@ class SingletonTask(_Base[P, R]):
                 "Send the next call with the commit, by the outbox, and return."
             )
         return super().replace(sig)
+
+    def retry(self, *args: Any, **options: Any) -> Any:
+        """Retry the call as Celery does; what this package refuses fails the call.
+
+        Celery rejects the message if its retry cannot be sent, and stores no result.
+
+        Raises:
+            celery.exceptions.Retry: The retry was sent.
+            celery.exceptions.Reject: The broker has not taken it.
+            FingerprintError, ConfigurationError: It was refused. Nothing was sent.
+            LockLost: The lock was lost meanwhile. The retry may be sent.
+        """
+        try:
+            return super().retry(*args, **options)
+        except Reject as rejected:
+            if isinstance(rejected.reason, RedlockError):
+                raise rejected.reason from None
+            raise
 
     def signature_from_request(
         self, request: Context | None = None, *args: Any, **kwargs: Any

@@ -14,7 +14,9 @@ from celery.exceptions import Reject
 
 from celery_redlock import (
     ConfigurationError,
+    DuplicateTask,
     FingerprintError,
+    LockHeld,
     SingletonTask,
     current_lease,
     singleton_task,
@@ -285,6 +287,40 @@ def test_retry_that_has_no_key_fails_the_call(worker: Worker) -> None:
 
     assert run.stored == states.FAILURE
     assert isinstance(run.result, FingerprintError)
+
+
+def test_retry_of_a_refused_call_that_is_refused_fails_it(worker: Worker) -> None:
+    """Celery's ``autoretry_for`` is asked after the policy, outside of the body."""
+
+    @worker.task(
+        key="{n}",
+        on_conflict="raise",
+        autoretry_for=(DuplicateTask,),
+        retry_kwargs={"args": (object(),)},
+    )
+    def job(n: object) -> None: ...
+
+    with worker.held(key="1"):
+        run = worker.run(job, 1)
+
+    assert run.stored == states.FAILURE
+    assert isinstance(run.result, FingerprintError)
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+def test_message_that_a_body_rejects_is_rejected(
+    worker: Worker, *, requeue: bool
+) -> None:
+    """Its reason may be an error of this package. It is no retry that was refused."""
+    reason = LockHeld("Another lock is held.", key="another")
+
+    @singleton_task(app=worker.app, name="job", key=KEY)
+    def job() -> None:
+        raise Reject(reason, requeue=requeue)
+
+    run = worker.run(job)
+
+    assert (run.state, run.stored) == (states.REJECTED, states.PENDING)
 
 
 def test_stamp_may_have_the_name_of_a_lock_option(worker: Worker) -> None:
