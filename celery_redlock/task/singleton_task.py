@@ -137,7 +137,6 @@ _MORE = ("task_id", "producer", "link", "link_error", "shadow")  # of apply_asyn
 _AFTER_COMMIT = "redlock_after_commit"
 _REPLACES = "replaced_task_nesting"  # Celery's option of a call that replaces another
 _PARENT = "parent_id"  # Celery's option of a call that another one has started
-_SEND_BODIES = ("on_chord_part_return", "unlock_chord")  # functions of Celery
 _CALLERS = {"celery.map": ".map", "celery.starmap": ".starmap or .chunks"}
 _USE_A_GROUP = "Use a group of its calls, where each must have its lock."
 _SEND_IT = "Let a plain task be the errback, and send the call from there."
@@ -592,17 +591,6 @@ class SingletonTask(_Base[P, R]):
         return signature
 
 
-def _is_body_of_chord() -> bool:
-    """Tell whether Celery sends the body of a chord now, whose parts have ended."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented)
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__"))
-        if frame.f_code.co_name in _SEND_BODIES and module.startswith("celery."):
-            return True
-        frame = frame.f_back
-    return False
-
-
 def _is_errback() -> bool:
     """Tell whether Celery calls the task as the errback of a call that has failed.
 
@@ -639,15 +627,15 @@ def _refuse_lock_options(
 def _refuse_or_log(task: Task, options: Mapping[str, Any]) -> None:
     """Refuse lock options of a call; log those of one that a worker sends on.
 
-    It does so for a chain or a callback of a call that has succeeded, and for the body
-    of a chord. No caller is there. After an error, the call would be lost; of a chain,
-    Celery would not store the result of the call before it either.
+    It does so for a chain, a callback or a chord. No caller is there. After an error,
+    the call would be lost; of a chain, Celery would not store the result of the call
+    before it either. Nothing tells such a call from one of the body of a plain task.
     """
     if (fault := fault_of_call(task.name, options)) is None:
         return
-    running_id = task.request.id
-    is_retry = running_id and options.get("task_id") == running_id  # with its parent
-    if is_retry or not (options.get(_PARENT) or _is_body_of_chord()):
+    # Callbacks of a call that is lost come from the main process, which runs no task.
+    is_of_worker = bool(options.get(_PARENT) or get_current_worker_task())
+    if running() or not is_of_worker:
         raise fault
     fault = fault_of_call(task.name, options, "It has no effect.")
     log.error("%s", fault, extra=log_fields("option-unread", task=task.name))

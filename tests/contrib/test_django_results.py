@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 from sqlalchemy import make_url
 
 from tests.harness.programs import end_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROJECT = """
 import asyncio
@@ -100,3 +104,54 @@ def test_thread_that_publishes_for_a_coroutine_has_no_dead_connection(
         "a call after its end is new: True",
     ]
     assert "could not be read" not in done.stderr
+
+
+CHORD = """
+import sys
+
+import django
+from celery import Celery, chord
+from celery.contrib.testing.worker import start_worker
+from django.conf import settings
+from django.core.management import call_command
+
+engine = "django.db.backends.sqlite3"
+settings.configure(
+    DATABASES={"default": {"ENGINE": engine, "NAME": sys.argv[1]}},
+    INSTALLED_APPS=["django.contrib.contenttypes", "django_celery_results"],
+    USE_TZ=True,
+)
+django.setup()
+call_command("migrate", verbosity=0)
+
+from celery_redlock import runtime_of, singleton_task
+from celery_redlock.testing import FakeNodes
+
+app = Celery("site", broker="memory://")
+app.conf.result_backend = "django_celery_results.backends:DatabaseBackend"
+nodes = FakeNodes(3)
+app.conf.redlock_nodes = nodes.urls
+runtime_of(app).use(nodes.redlock())
+
+
+@app.task
+def part(): ...
+
+
+@singleton_task(app=app)
+def body():
+    return "ran"
+
+
+with start_worker(app, pool="solo", perform_ping_check=False):
+    sent = chord([part.si(), part.si()], body.si().set(ttl=5))()
+    print(sent.get(timeout=60))
+"""
+
+
+@pytest.mark.long
+def test_body_of_a_chord_that_gives_a_lock_option_is_sent(tmp_path: Path) -> None:
+    """This backend sends it by a function of its own."""
+    done = end_of(sys.executable, "-c", CHORD, str(tmp_path / "results.sqlite"))
+
+    assert done.stdout.splitlines() == ["ran"]

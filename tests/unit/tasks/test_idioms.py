@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import Celery, Task, chain, chord, states
+from celery import Celery, Task, chain, chord, current_app, group, states
 from celery.app import builtins
 from celery.exceptions import Reject
 
@@ -24,6 +24,9 @@ from celery_redlock import (
 from celery_redlock.options.foreign import FOREIGN
 from celery_redlock.options.lock_options import LockOptions, lock_tasks
 from tests.unit.tasks.support import KEY, Worker, open_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DOCS = Path(__file__).parents[3] / "docs" / "how-to"
 
@@ -202,7 +205,17 @@ def test_lock_option_of_one_call_is_refused(worker: Worker, name: str) -> None:
         assert "Nothing ran." in str(refusal.value)
 
 
-@pytest.mark.parametrize("how", ["chain", "link"])
+@pytest.fixture
+def _current_app(worker: Worker) -> Iterator[None]:
+    """Make the app the current one, as in a worker: Celery takes it for chains."""
+    before = current_app._get_current_object()  # noqa: SLF001
+    worker.app.set_current()
+    yield
+    before.set_current()
+
+
+@pytest.mark.usefixtures("_current_app")
+@pytest.mark.parametrize("how", ["chain", "link", "chain in a group"])
 def test_lock_option_in_a_canvas_loses_no_call(
     worker: Worker, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
@@ -211,8 +224,11 @@ def test_lock_option_in_a_canvas_loses_no_call(
     first, then = worker.app.task(nothing, name="first").si(), job.si().set(ttl=5)
     if how == "link":
         first.link(then)
-    else:
+    elif how == "chain":
         first = chain(first, then)
+    else:
+        last = worker.app.task(nothing, name="last").si()
+        first = chain(first, group(chain(then, last), chain(then, last)))
     first.apply_async()
     worker.collect()
     ((headers, (_, _, parts)),) = worker.published
@@ -225,7 +241,8 @@ def test_lock_option_in_a_canvas_loses_no_call(
     )
 
     assert run.stored == states.SUCCESS
-    assert [headers["task"] for headers, _ in worker.published] == ["first", "job"]
+    sent = [headers["task"] for headers, _ in worker.published]
+    assert sent == ["first", *["job"] * (2 if "group" in how else 1)]
     assert "ttl was given for one call. It has no effect." in caplog.text
 
 
