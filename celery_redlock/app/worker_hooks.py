@@ -2,7 +2,8 @@
 
 ::
 
-    beat starts ────► an entry that gives a lock option for its calls ends beat
+    beat starts ────► an entry that gives a lock option for its calls ends beat, and a
+                       worker that would start a beat (-B)
 
     worker starts ──► settings and options are checked; a mistake ends the worker;
                        then it watches its processes: see ``refusal_log``
@@ -64,6 +65,8 @@ def _check_configuration(sender: Any, **_: object) -> None:
     except ConfigurationError as error:
         # Signal.send catches all other exceptions.
         raise SystemExit(f"celery-redlock: {error}") from error
+    if sender.options.get("beat"):  # it would end alone, and the worker would run on
+        _check_schedule(sender)
     if tasks:
         # Only a worker pays for this import.
         from celery_redlock.app.early_start import EarlyStartStep  # noqa: PLC0415
@@ -74,7 +77,7 @@ def _check_configuration(sender: Any, **_: object) -> None:
 
 
 def _check_schedule(sender: Any, **_: object) -> None:
-    """End a beat, with the reason, if an entry of the settings gives a lock option."""
+    """End a beat, or a worker that has one, if an entry gives a lock option."""
     for entry, task, name, remedy in lock_options_in_schedule(sender.app):
         raise SystemExit(
             f"celery-redlock: The entry {entry!r} of beat_schedule gives {name} to the "

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -99,6 +99,7 @@ class Starting:
     """A worker that starts."""
 
     app: Celery
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @contextlib.contextmanager

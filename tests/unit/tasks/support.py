@@ -59,6 +59,7 @@ class Worker:
         ttl: Of its locks, in seconds.
         call_id: A task id that no other test uses: results in memory are shared.
         published: The headers and arguments of each published message, in order.
+        options: Of its command line.
     """
 
     app: Celery
@@ -66,6 +67,7 @@ class Worker:
     ttl: float = 10.0
     call_id: str = field(default_factory=lambda: f"call-{secrets.token_hex(4)}")
     published: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
     _ours: dict[str, Any] = field(default_factory=dict)  # headers, by task id
 
     def run(self, task: Any, *args: Any, **request: Any) -> Run:

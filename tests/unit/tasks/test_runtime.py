@@ -36,8 +36,8 @@ from tests.unit.tasks.support import LONG
 class Starting:
     """The sender of the signals of a worker that starts."""
 
-    def __init__(self, app: Celery) -> None:
-        self.app = app
+    def __init__(self, app: Celery, **options: Any) -> None:
+        self.app, self.options = app, options
 
 
 def locking_app(**settings: Any) -> Celery:
@@ -131,7 +131,15 @@ def test_beat_with_a_lock_option_in_its_schedule_does_not_start(
     with pytest.raises(SystemExit, match=message):
         start_beat(app)
 
-    signals.worker_init.send(sender=Starting(app))
+    signals.worker_init.send(sender=Starting(app, beat=False))
+
+
+def test_worker_whose_beat_would_not_start_does_not_start() -> None:
+    """``worker -B``: it would run on, and no entry of the schedule would be sent."""
+    app = locking_app(beat_schedule=scheduled({"ttl": 5}))
+
+    with pytest.raises(SystemExit, match="The entry 'nightly' of beat_schedule"):
+        signals.worker_init.send(sender=Starting(app, beat=True))
 
 
 def test_beat_starts_where_a_class_of_the_project_takes_the_option() -> None:
