@@ -56,14 +56,14 @@ def singleton_task(
     /,
     *,
     app: Any = None,
-    base: type[Task] | None = None,
+    base: type[Task[..., Any]] | None = None,
     **options: Unpack[TaskArguments],
 ) -> SingletonTask[P, R]: ...
 @overload
 def singleton_task(
     *,
     app: Any = None,
-    base: type[Task] | None = None,
+    base: type[Task[..., Any]] | None = None,
     bind: Literal[True],
     **options: Unpack[TaskArguments],
 ) -> _BoundDecorator: ...
@@ -71,7 +71,7 @@ def singleton_task(
 def singleton_task(
     *,
     app: Any = None,
-    base: type[Task] | None = None,
+    base: type[Task[..., Any]] | None = None,
     bind: bool = False,
     **options: Unpack[TaskArguments],
 ) -> _Decorator: ...

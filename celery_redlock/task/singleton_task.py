@@ -105,21 +105,21 @@ if TYPE_CHECKING:
     P = ParamSpec("P", default=...)
     R = TypeVar("R", covariant=True, default=Any)  # noqa: PLC0105
 
-    class _Result(AsyncResult, Generic[R]):
+    class _Result(AsyncResult[R], Generic[R]):
         """The result of a call that was published, for type checkers."""
 
         conflict: Conflict | None
 
         def get(self, timeout: float | None = None, **options: Any) -> R: ...
 
-    class _Base(Task, Generic[P, R]):
+    class _Base(Task[P, R], Generic[P, R]):
         """Celery's class, as type checkers see it: with types of its calls.
 
         A class of a user, as ``base``, may have any other attribute.
         """
 
         def delay(self, *args: P.args, **kwargs: P.kwargs) -> _Result[R]: ...
-        def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature: ...
+        def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]: ...
         def __getattr__(self, name: str, /) -> Any: ...
 
 else:
@@ -172,8 +172,7 @@ class SingletonTask(_Base[P, R]):
     if not TYPE_CHECKING:  # older versions of Celery have none
         __class_getitem__ = classmethod(GenericAlias)
     Request = _REQUEST
-    # No values here: they would hide those of a base class that comes after this one.
-    throws: ClassVar[tuple[type[BaseException], ...]]
+    # No value here: it would hide that of a base class that comes after this one.
     dont_autoretry_for: ClassVar[tuple[type[Exception], ...]]
     __trace__ = RefusalTracer()
 
@@ -522,21 +521,25 @@ class SingletonTask(_Base[P, R]):
             return None
         return " ".join(sorted(runtime_of(self.app).redlock.labels))
 
-    def AsyncResult(self, *args: Any, **options: Any) -> Any:  # noqa: N802  (Celery's)
+    def AsyncResult(  # noqa: N802  (Celery's)
+        self, *args: Any, **options: Any
+    ) -> _Result[R]:
         """Return the result of a call by its id; its ``conflict`` is None.
 
         The results of the calls in a chain, group or chord are made here.
         """
-        return with_conflict(super().AsyncResult(*args, **options))
+        result: _Result[R] = with_conflict(super().AsyncResult(*args, **options))
+        return result
 
-    def apply(self, *args: Any, **options: Any) -> Any:
+    def apply(self, *args: Any, **options: Any) -> _Result[R]:
         """Run the call here, as Celery does; the ``conflict`` of its result is None.
 
         Raises:
             ConfigurationError: There is a lock option among ``options``. Nothing ran.
         """
         _refuse_lock_options(self, "apply", options, "Nothing ran.")
-        return with_conflict(super().apply(*args, **options))
+        result: _Result[R] = with_conflict(super().apply(*args, **options))
+        return result
 
     def replace(self, sig: Any) -> Any:
         """Run another call in the place of this one, as Celery does.

@@ -163,6 +163,83 @@ Import()("wrong")  # refused
 Import().delay("wrong")  # refused
 """
 
+# What celery-types declares of these classes: they are generic.
+STUBS = {
+    "__init__.pyi": """
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from .canvas import Signature
+from .result import AsyncResult
+
+_P = ParamSpec("_P")
+_R_co = TypeVar("_R_co", covariant=True)
+
+class Celery:
+    def __init__(self, main: str = ...) -> None: ...
+
+class Task(Generic[_P, _R_co]):
+    throws: tuple[type[Exception], ...]
+    def delay(self, *args: _P.args, **kwargs: _P.kwargs) -> AsyncResult[_R_co]: ...
+    def s(self, *args: Any, **kwargs: Any) -> Signature[_R_co]: ...
+    def si(self, *args: _P.args, **kwargs: _P.kwargs) -> Signature[_R_co]: ...
+""",
+    "result.pyi": """
+from typing import Generic, TypeVar
+
+_R_co = TypeVar("_R_co", covariant=True)
+
+class AsyncResult(Generic[_R_co]):
+    @property
+    def result(self) -> _R_co | BaseException: ...
+    def get(self, timeout: float | None = ...) -> _R_co: ...
+""",
+    "canvas.pyi": """
+from typing import Generic, TypeVar
+from .result import AsyncResult
+
+_R_co = TypeVar("_R_co", covariant=True)
+
+class Signature(Generic[_R_co]):
+    def delay(self) -> AsyncResult[_R_co]: ...
+""",
+}
+
+USES_WITH_STUBS = """
+# pyright: strict
+from typing import Any
+
+from celery import Celery, Task
+from celery_redlock import SingletonTask, singleton_task
+
+class Base(Task[..., Any]):
+    pass
+
+class Import(SingletonTask[[int], str], Base):
+    def run(self, number: int) -> str:
+        return str(number)
+
+@singleton_task(app=Celery("proj"), base=Base)
+def send(number: int) -> str:
+    return str(number)
+
+def by_celerys_class(task: Task[[int], str]) -> str:
+    return task.delay(3).get()
+
+by_celerys_class(send)
+by_celerys_class(Import())
+send.s(3).delay().get().upper()
+send.si(3).delay().get().upper()
+send.delay(3).get().upper()
+send.apply((3,)).get().upper()
+send.AsyncResult("id").get().upper()
+send.s(3).delay().get() + 1  # refused
+send.si(3).delay().get() + 1  # refused
+send.apply((3,)).get() + 1  # refused
+send.AsyncResult("id").get() + 1  # refused
+send.delay(3).result + 1  # refused
+singleton_task(base=int)  # refused
+"""
+
 
 def refused_lines(printed: str) -> list[int]:
     """Return the numbers of the lines with errors."""
@@ -171,9 +248,11 @@ def refused_lines(printed: str) -> list[int]:
     )
 
 
-def check(folder: Path, *command: str, **environment: str) -> list[int]:
-    """Run a type checker on the sample; return the lines that it refuses."""
-    (folder / "uses.py").write_text(USES, "utf-8")
+def check(
+    folder: Path, *command: str, uses: str = USES, **environment: str
+) -> list[int]:
+    """Run a type checker on a sample; return the lines that it refuses."""
+    (folder / "uses.py").write_text(uses, "utf-8")
     done = subprocess.run(  # noqa: S603  (our own commands)
         [sys.executable, "-m", *command, "uses.py"],
         cwd=folder,
@@ -186,9 +265,9 @@ def check(folder: Path, *command: str, **environment: str) -> list[int]:
     return refused_lines(done.stdout)
 
 
-def expected_lines() -> list[int]:
+def expected_lines(uses: str = USES) -> list[int]:
     """Return the numbers of the lines that are to be refused."""
-    lines = enumerate(USES.splitlines(), 1)
+    lines = enumerate(uses.splitlines(), 1)
     return [number for number, line in lines if line.endswith(REFUSED)]
 
 
@@ -209,6 +288,41 @@ def test_pyright_refuses_wrong_words_and_types_only(tmp_path: Path) -> None:
 
     python = f"--pythonpath={sys.executable}"
     assert check(tmp_path, "pyright", python) == expected_lines()
+
+
+@pytest.fixture
+def folder_with_stubs(tmp_path: Path) -> Path:
+    """Give a folder in which checkers find stubs of Celery."""
+    stubs = tmp_path / "typings" / "celery"
+    stubs.mkdir(parents=True)
+    for name, text in STUBS.items():
+        (stubs / name).write_text(text, "utf-8")
+    return tmp_path
+
+
+@pytest.mark.long
+def test_mypy_sees_types_through_stubs_of_celery(folder_with_stubs: Path) -> None:
+    """Where Celery has types, signatures and results have those of the function."""
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    folder, uses = folder_with_stubs, USES_WITH_STUBS
+    path = str(folder / "typings")
+
+    refused = check(folder, "mypy", "--strict", uses=uses, MYPYPATH=path)
+
+    assert refused == expected_lines(uses)
+
+
+@pytest.mark.long
+def test_pyright_sees_types_through_stubs_of_celery(folder_with_stubs: Path) -> None:
+    """Pyright, as strict as it can be, sees the same, and finds no unknown type."""
+    pytest.importorskip("pyright", reason="pyright is not installed")
+    folder, uses = folder_with_stubs, USES_WITH_STUBS
+    config = f'{{"extraPaths": ["{ROOT}"], "reportUnusedExpression": false}}'
+    (folder / "pyrightconfig.json").write_text(config, "utf-8")
+
+    refused = check(folder, "pyright", f"--pythonpath={sys.executable}", uses=uses)
+
+    assert refused == expected_lines(uses)
 
 
 # -- one source --------------------------------------------------------------------
