@@ -58,14 +58,30 @@ def mask(app: Celery) -> None:
 
 
 def _mask_conf(source: Any, **_: object) -> None:
+    """Cover the nodes, each where it is set.
+
+    What the user assigns to ``app.conf`` replaces what a module or object has, and
+    must go on to do so. So the cover of the latter is a default, and no assignment:
+    Celery looks for CELERY_REDLOCK_NODES before redlock_nodes.
+    """
     # The user may have named it CELERY_REDLOCK_NODES.
     names = [name for name in source if str(name).lower().endswith(_SETTING)]
+    covers = {}
     for name in names:
-        nodes = source.get(name)
+        place = next(one for one in source.maps if name in one)
+        nodes = place[name]
         if isinstance(nodes, (list, tuple)):
-            source[name] = MaskedNodes(nodes)
+            nodes = MaskedNodes(nodes)
         elif isinstance(nodes, (str, bytes, bytearray, Mapping, AbstractSet)):
-            source[name] = hidden(nodes)  # of a wrong type, which an error names
+            nodes = hidden(nodes)  # of a wrong type, which an error names
+        else:
+            continue
+        if place is source.changes:
+            place[name] = nodes
+        else:
+            covers[name] = nodes
+    if covers:
+        source.add_defaults(covers)
 
 
 def _when_modules_are_imported(sender: Celery, **_: object) -> None:

@@ -416,6 +416,26 @@ def test_masked_nodes_are_used_as_they_were_written(*, configured: bool) -> None
     assert list(app.conf.redlock_nodes) == NODES
 
 
+@pytest.mark.parametrize("masked_first", [False, True])
+def test_nodes_that_are_assigned_replace_those_of_the_namespace(
+    *, masked_first: bool
+) -> None:
+    """An assignment counts in a Django project, too, before and after the mask.
+
+    Commands make it for ``--node``, and tests for nodes of their own.
+    """
+    app = django(CELERY_REDLOCK_NODES=NODES)
+    if masked_first:
+        assert app.conf.redlock_nodes
+        mask(app)
+    app.conf.redlock_nodes = [f"redis://:{SECRET}@other:6379/0"]
+
+    mask(app)
+
+    assert [node.name for node in runtime_of(app).settings.nodes] == ["other:6379/0"]
+    assert SECRET not in printed(app)
+
+
 @pytest.mark.parametrize(
     "nodes",
     [
