@@ -57,31 +57,53 @@ def mask(app: Celery) -> None:
         app.on_after_configure.connect(_mask_conf, weak=False)
 
 
-def _mask_conf(source: Any, **_: object) -> None:
-    """Cover the nodes, each where it is set.
+class _Cover(Mapping[str, Any]):
+    """The nodes of a module or an object, masked each time that they are read.
 
-    What the user assigns to ``app.conf`` replaces what a module or object has, and
-    must go on to do so. So the cover of the latter is a default, and no assignment:
-    Celery looks for CELERY_REDLOCK_NODES before redlock_nodes.
+    Django's ``override_settings`` replaces them for a while.
     """
+
+    def __init__(self, places: Sequence[Mapping[str, Any]]) -> None:
+        self._places = places
+
+    def __getitem__(self, name: str) -> Any:
+        if _are_nodes(name):
+            for place in self._places:
+                if name in place:
+                    return _masked(place[name])
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({name for one in self._places for name in one if _are_nodes(name)})
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _are_nodes(name: object) -> bool:
     # The user may have named it CELERY_REDLOCK_NODES.
-    names = [name for name in source if str(name).lower().endswith(_SETTING)]
-    covers = {}
-    for name in names:
-        place = next(one for one in source.maps if name in one)
-        nodes = place[name]
-        if isinstance(nodes, (list, tuple)):
-            nodes = MaskedNodes(nodes)
-        elif isinstance(nodes, (str, bytes, bytearray, Mapping, AbstractSet)):
-            nodes = hidden(nodes)  # of a wrong type, which an error names
-        else:
-            continue
-        if place is source.changes:
-            place[name] = nodes
-        else:
-            covers[name] = nodes
-    if covers:
-        source.add_defaults(covers)
+    return str(name).lower().endswith(_SETTING)
+
+
+def _masked(nodes: Any) -> Any:
+    if isinstance(nodes, (list, tuple)):
+        return MaskedNodes(nodes)
+    if isinstance(nodes, (str, bytes, bytearray, Mapping, AbstractSet)):
+        return hidden(nodes)  # of a wrong type, which an error names
+    return nodes
+
+
+def _mask_conf(source: Any, **_: object) -> None:
+    """Mask what was assigned, and cover the rest.
+
+    A cover is a default: an assignment replaces it, as it replaces what is covered.
+    The mask of the rest must be no assignment, because Celery looks for
+    CELERY_REDLOCK_NODES before redlock_nodes.
+    """
+    for name in [name for name in source.changes if _are_nodes(name)]:
+        source.changes[name] = _masked(source.changes[name])
+    if not isinstance(source.maps[1], _Cover):
+        source.add_defaults(_Cover(source.maps[1:]))
 
 
 def _when_modules_are_imported(sender: Celery, **_: object) -> None:

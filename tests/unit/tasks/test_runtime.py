@@ -436,6 +436,21 @@ def test_nodes_that_are_assigned_replace_those_of_the_namespace(
     assert SECRET not in printed(app)
 
 
+def test_nodes_of_a_module_may_be_replaced_there() -> None:
+    """An override of Django's settings counts, and is masked, as long as it lasts."""
+    module = SimpleNamespace(CELERY_REDLOCK_NODES=NODES)
+    app = Celery("masked", set_as_current=False)
+    app.config_from_object(module, namespace="CELERY")
+    app.finalize()
+    assert app.conf.redlock_nodes
+    mask(app)
+
+    module.CELERY_REDLOCK_NODES = [f"redis://:{SECRET}@other:6379/0"]
+
+    assert [node.name for node in runtime_of(app).settings.nodes] == ["other:6379/0"]
+    assert SECRET not in printed(app)
+
+
 @pytest.mark.parametrize(
     "nodes",
     [
