@@ -558,23 +558,26 @@ class SingletonTask(_Base[P, R]):
             )
         return super().replace(sig)
 
-    def retry(self, *args: Any, **options: Any) -> Any:
-        """Retry the call as Celery does; what this package refuses fails the call.
+    if not TYPE_CHECKING:  # type checkers know Celery's own, with its arguments
 
-        Celery rejects the message if its retry cannot be sent, and stores no result.
+        def retry(self, *args: Any, **options: Any) -> Any:
+            """Retry the call as Celery does; what this package refuses fails the call.
 
-        Raises:
-            celery.exceptions.Retry: The retry was sent.
-            celery.exceptions.Reject: The broker has not taken it.
-            FingerprintError, ConfigurationError: It was refused. Nothing was sent.
-            LockLost: The lock was lost meanwhile. The retry may be sent.
-        """
-        try:
-            return super().retry(*args, **options)
-        except Reject as rejected:
-            if isinstance(rejected.reason, RedlockError):
-                raise rejected.reason from None
-            raise
+            Celery rejects the message if its retry cannot be sent, and stores no
+            result.
+
+            Raises:
+                celery.exceptions.Retry: The retry was sent.
+                celery.exceptions.Reject: The broker has not taken it.
+                FingerprintError, ConfigurationError: It was refused. Nothing was sent.
+                LockLost: The lock was lost meanwhile. The retry may be sent.
+            """
+            try:
+                return super().retry(*args, **options)
+            except Reject as rejected:
+                if isinstance(rejected.reason, RedlockError):
+                    raise rejected.reason from None
+                raise
 
     def signature_from_request(
         self, request: Context | None = None, *args: Any, **kwargs: Any

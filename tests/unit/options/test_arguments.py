@@ -182,6 +182,7 @@ class Task(Generic[_P, _R_co]):
     def delay(self, *args: _P.args, **kwargs: _P.kwargs) -> AsyncResult[_R_co]: ...
     def s(self, *args: Any, **kwargs: Any) -> Signature[_R_co]: ...
     def si(self, *args: _P.args, **kwargs: _P.kwargs) -> Signature[_R_co]: ...
+    def retry(self, *, countdown: float | None = ...) -> Exception: ...
 """,
     "result.pyi": """
 from typing import Generic, TypeVar
@@ -237,6 +238,8 @@ send.si(3).delay().get() + 1  # refused
 send.apply((3,)).get() + 1  # refused
 send.AsyncResult("id").get() + 1  # refused
 send.delay(3).result + 1  # refused
+send.retry(countdown=5)
+send.retry(countdwn=5)  # refused
 singleton_task(base=int)  # refused
 """
 
