@@ -23,6 +23,7 @@ from celery_redlock.basics.clock import SystemClock
 from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from celery_redlock.devnodes.processes import Process, free_port
 from celery_redlock.errors import RedlockError
+from celery_redlock.locks.limits import Limit
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.members.view import CLOSED
 from celery_redlock.operations.doctor import (
@@ -935,6 +936,22 @@ def test_task_that_outlives_its_unrenewed_lock_is_found(project: Project) -> Non
     assert (finding.severity, finding.about) == (WARNING, "proj.send_invoice")
     said = r"running for \d+ s, and its lock of 30 s is not renewed"
     assert re.search(said, finding.fact)
+
+
+def test_start_of_a_rate_is_no_running_task(project: Project) -> None:
+    """Its permit is kept for the period after the start, whether the run has ended."""
+    redis_broker = {"broker_url": "redis://127.0.0.1:1"}
+    starts = (Limit("mail", 5), Limit("mail", 5, 9000.0))
+    lease = project.hold("mail", limits=starts, started=time.time() - 4000)
+
+    def found(**options: Any) -> list[Finding]:
+        return found_with(project.urls, "runtime", redis_broker, [runtimes], **options)
+
+    assert len(found(acks_late=True)) == 1
+    project.service.release(lease)
+
+    assert found(acks_late=True) == []
+    assert found(renew=False) == []
 
 
 def test_locks_of_another_project_are_found(project: Project) -> None:

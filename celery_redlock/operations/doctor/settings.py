@@ -123,7 +123,10 @@ def runtimes(case: Case) -> Iterator[Finding]:
     """Find running tasks that have run longer than a setting allows."""
     visible = case.visibility_timeout
     oldest: dict[str, Holder] = {}
-    for holder in (holder for report in case.reports for holder in report.holders):
+    holders = (holder for report in case.reports for holder in report.holders)
+    for holder in holders:
+        if holder.is_kept:  # a permit for a start: the run may have ended
+            continue
         known = oldest.setdefault(holder.task, holder)
         if holder.started < known.started:
             oldest[holder.task] = holder
