@@ -375,7 +375,8 @@ NO_ANSWER = (
 )
 _NO_TLS_ANSWER = (
     "did not answer as a TLS server within {timeout:g} s; write redis:// in its URL if "
-    "it is a Redis without TLS, else start it, or check the network and the firewall"
+    "it is a Redis without TLS, else see whether its process is stopped, is busy or "
+    "swaps. Do not restart it: that loses its locks"
 )
 
 

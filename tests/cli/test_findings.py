@@ -691,8 +691,23 @@ def test_faults_of_the_first_day_have_a_remedy_each(servers: dict[str, str]) -> 
 
         assert fact in finding.fact, (url, finding)
         assert remedy in finding.remedy, (url, finding)
-        is_late = fact.startswith("did not answer")
-        assert ("firewall" in finding.remedy) is is_late
+        assert "firewall" not in finding.remedy
+
+
+@pytest.mark.usefixtures("servers")  # which skips without TLS
+def test_node_with_tls_that_hangs_is_not_to_be_started(
+    start_nodes: Start, certificate: tuple[Path, Path]
+) -> None:
+    """It accepts connections, so it runs: a restart would lose its locks."""
+    options = ServerOptions(certificate=(str(certificate[0]), str(certificate[1])))
+    hanging = start_nodes(1, options=options, initialize=False)
+    hanging.nodes[0].pause()
+
+    finding = the("unreachable", found_on(hanging, connect_timeout=1.0))
+
+    assert "did not answer as a TLS server within 1 s" in finding.fact
+    assert "start it" not in finding.remedy.replace("Do not restart it", "")
+    assert "Do not restart it" in finding.remedy
 
 
 def test_server_that_answers_with_an_error_is_not_to_be_started(
