@@ -36,6 +36,12 @@ DOES_NOT_KNOW = "does not know the command "
 # of a lock, which must not be logged.
 _OUR_WORDS = ", with args beginning with"
 
+# Where in a script an error came: Redis 6.2 says it before the error, others after it.
+_PLACE = re.compile(
+    r"^ERR Error running script \(call to f_\w+\): (@user_script: ?\d+: )+-?"
+    r"| script: [0-9a-f]{40}, on @user_script:\d+\.?$"
+)
+
 
 class ErrorReply(Exception):  # noqa: N818  (Redis calls it an error reply)
     """An error that a node replied: a value. Raised for bytes that are no reply."""
@@ -57,19 +63,34 @@ def unknown_command(error: str, script: str = "") -> str:
     """
     if found := re.search(r"unknown command ['`]([^'`]*)", error):
         return found[1].upper()
+    if re.search(r"Unknown (Redis )?command called", error):
+        return _called_at(error, script)
+    return ""
+
+
+def _called_at(error: str, script: str) -> str:
+    """Return the command in the line of the script that an error names, or ``""``."""
     line = re.search(r"user_script: ?(\d+)", error)
-    if line and re.search(r"Unknown (Redis )?command called", error):
-        text = script.splitlines()[int(line[1]) - 1 : int(line[1])]
-        found = re.search(r"redis\.p?call\('(\w+)'", "".join(text))
+    text = script.splitlines()[int(line[1]) - 1 : int(line[1])] if line else ()
+    found = re.search(r"redis\.p?call\('(\w+)'", "".join(text))
     return found[1].upper() if found else ""
+
+
+def without_place(error: str) -> str:
+    """Return an error without the script and the line at which it came, and its dot."""
+    return _PLACE.sub("", error).rstrip(".")
 
 
 def refusal_of(error: str, script: str = "") -> str:
     """Return a clause about a node that answered with this error, of this script."""
     if "busy running a script" in error:
         return BUSY
-    command = unknown_command(error, script)
-    return DOES_NOT_KNOW + command if command else f"answered {error.rstrip('.')}"
+    if command := unknown_command(error, script):
+        return DOES_NOT_KNOW + command
+    denies = "can't run this command" in error  # until Redis 7.0, without its name
+    if denies and (command := _called_at(error, script)):
+        return f"denies our user the command {command}"
+    return f"answered {without_place(error)}"
 
 
 def may_evict(policy: str) -> str:

@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from celery_redlock.basics.resp import DOES_NOT_KNOW, ErrorReply
+from celery_redlock.basics.resp import DOES_NOT_KNOW, ErrorReply, without_place
 from celery_redlock.basics.text import MOST_TOLD, fields_of, number_in, printable_line
 from celery_redlock.basics.timing import duration
 from celery_redlock.locks.lease import Holder, new_base
@@ -544,9 +544,9 @@ def _acquire(client: NodeClient, *words: object) -> Any:
 def _refusal(*replies: object) -> str:
     """Return why a node grants no lock: the first error in its replies, or ``""``."""
     error = next((str(it) for it in replies if isinstance(it, ErrorReply)), "")
-    # Servers put the place in the script behind their first sentence, and advice.
-    said = printable_line(error.removeprefix("ERR "), MOST_TOLD).partition(". ")[0]
-    return f"grants no lock: {said.rstrip('.')}" if error else ""
+    said = printable_line(without_place(error).removeprefix("ERR "), MOST_TOLD)
+    # Advice follows behind the first sentence.
+    return f"grants no lock: {said.partition('. ')[0].rstrip('.')}" if error else ""
 
 
 def _has_our_settings(guard: RestartGuard, meta: Mapping[str, str]) -> bool:

@@ -286,6 +286,37 @@ def test_other_errors_are_told_as_they_are(error: str) -> None:
     assert refusal_of(error, SCRIPT) == f"answered {error.removesuffix('.')}"
 
 
+SHA = "a1cf9a3a911c982ace48ea1a3b127fe1427d7df7"
+BEFORE = f"ERR Error running script (call to f_{SHA}): @user_script:2: "  # Redis 6.2
+BEHIND = f" script: {SHA}, on @user_script:2."  # Redis 7 and 8, Valkey
+FULL = "OOM command not allowed when used memory > 'maxmemory'"
+NO_SPACE = "MISCONF Errors writing to the AOF file: No space left on device"
+WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
+DENIED = "The user executing the script can't run this command or subcommand"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (f"{NO_SPACE}{BEHIND}", NO_SPACE),
+        (f"{FULL}.{BEHIND}", FULL),
+        (f"{BEFORE}@user_script: 2: -{FULL}.", FULL),
+        (f"{BEFORE}{WRONG_TYPE}", WRONG_TYPE),
+    ],
+)
+def test_error_is_told_without_its_place_in_a_script(error: str, told: str) -> None:
+    """The digest and the line of a script of ours are no news to an operator."""
+    assert refusal_of(error, SCRIPT) == f"answered {told}"
+
+
+@pytest.mark.parametrize(
+    "error", [f"ERR {DENIED}{BEHIND}", f"{BEFORE}@user_script: 2: {DENIED}"]
+)
+def test_command_that_a_node_denies_our_user_is_named(error: str) -> None:
+    """By the line of the script; later servers name it themselves."""
+    assert refusal_of(error, SCRIPT) == "denies our user the command TIME"
+
+
 @pytest.mark.parametrize("new", [PythonReader, hiredis_reader])
 def test_error_does_not_repeat_our_words(new: Callable[[], ReplyReader]) -> None:
     """A server quotes a command that it does not know: with the token of a lock."""
