@@ -34,7 +34,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from celery_redlock.basics.resp import ErrorReply
+from celery_redlock.basics.resp import ErrorReply, refusal_of
 from celery_redlock.wire.connection import ConnectionLost
 from celery_redlock.wire.connector import Connector
 from celery_redlock.wire.node_log import NodeLog
@@ -429,6 +429,7 @@ class Node:
             request.fail(self._index, LOST_SCRIPTS)
         else:
             request.answer(self._index, error)
+            self._log.refused(refusal_of(str(error), request.script.source))
 
     def _fail(self, request: ScriptRequest, reason: str) -> None:
         if self._conversation or self._last_seen_at >= request.resend_since:

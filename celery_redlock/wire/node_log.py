@@ -31,6 +31,7 @@ class NodeLog:
         "_late",
         "_lost",
         "_lost_because",
+        "_refused",
         "_unfit_because",
     )
 
@@ -39,6 +40,7 @@ class NodeLog:
         self._clock = clock
         self._unfit_because = self._lost_because = ""
         self._late, self._lost = LogLimit(clock), LogLimit(clock)
+        self._refused = LogLimit(clock)
 
     def unfit(self, reason: str) -> None:
         """Log why the node gets no vote, unless the last line said the same."""
@@ -67,6 +69,17 @@ class NodeLog:
         if not self._late.held_back:
             self._log(logging.INFO, "node-in-time", "Node %s answers in time again.")
 
+    def refused(self, reason: str) -> None:
+        """Log that the node replied with an error, or count it.
+
+        A node with a full memory still renews locks, so no line says that it is over.
+        """
+        others = self._refused.take()
+        if others is None:
+            return
+        text = "Node %s %s. That is no vote." + _more(others)
+        self._log(logging.WARNING, "node-refused", text, reason)
+
     def lost(self, reason: str) -> None:
         """Log that the connection is gone, or count it if the last line said so."""
         if reason != self._lost_because:
@@ -74,9 +87,7 @@ class NodeLog:
         others = self._lost.take()
         if others is None:
             return
-        text = "Node %s %s."
-        if others:
-            text += f" This happened {others} more times since the last report."
+        text = "Node %s %s." + _more(others)
         self._log(logging.INFO, "node-lost", text, reason)
 
     def unreachable(self, reason: str) -> None:
@@ -92,3 +103,8 @@ class NodeLog:
             return  # no operator can do anything about a process that ends
         facts = {"node": self._label, **dict(zip(("reason",), reason, strict=False))}
         log.log(level, text, self._label, *reason, extra=log_fields(event, **facts))
+
+
+def _more(others: int) -> str:
+    """Return the sentence that counts the lines that were held back; ``""`` for 0."""
+    return f" This happened {others} more times since the last report." * bool(others)

@@ -23,6 +23,7 @@ from tests.nodes.support import (
     held,
     proxied,
     refusal,
+    until,
     until_all_vote,
     until_nothing_is_left,
     use,
@@ -56,6 +57,24 @@ def test_full_memory_refuses_new_locks_only(three_nodes: DevNodes, key: str) -> 
         for node in three_nodes.nodes:
             node.command("CONFIG", "SET", "maxmemory", "0")
         use(redlock, key)
+
+
+def test_log_names_a_node_that_refuses_while_the_others_grant(
+    three_nodes: DevNodes, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No lock is lost by it, so no outage tells: the next lost node would be one."""
+    with client(three_nodes) as redlock:
+        until_all_vote(redlock)
+        three_nodes.nodes[1].command("CONFIG", "SET", "maxmemory", "1")
+        caplog.clear()
+
+        use(redlock, key)
+        until(lambda: "OOM command not allowed" in caplog.text)
+
+        (line,) = [it for it in caplog.records if "OOM" in it.getMessage()]
+        assert line.levelname == "WARNING"
+        assert vars(line)["redlock_event"] == "node-refused"
+        assert vars(line)["redlock_node"] == redlock.labels[1]
 
 
 # -- Renamed commands --------------------------------------------------------------

@@ -83,3 +83,18 @@ def test_connection_that_is_lost_again_and_again_is_logged_once_a_minute(
 
     more = "Node a:6379/0 was closed. This happened 2 more times since the last report."
     assert caplog.messages[2:] == [more]
+
+
+def test_node_that_refuses_again_and_again_is_logged_once_a_minute(
+    node_log: NodeLog, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where it answers other requests in between, as one with a full memory."""
+    for _ in range(3):
+        node_log.refused("answered OOM")
+    assert caplog.messages == ["Node a:6379/0 answered OOM. That is no vote."]
+
+    clock.advance(60)
+    node_log.refused("answered OOM")
+
+    more = " This happened 2 more times since the last report."
+    assert caplog.messages[1:] == [f"{caplog.messages[0]}{more}"]
