@@ -102,8 +102,10 @@ def _mask_conf(source: Any, **_: object) -> None:
     """
     for name in [name for name in source.changes if _are_nodes(name)]:
         source.changes[name] = _masked(source.changes[name])
-    if not isinstance(source.maps[1], _Cover):
-        source.add_defaults(_Cover(source.maps[1:]))
+    cover = _Cover(source.maps[1:])
+    # Each access to any setting asks a cover: most apps assign their nodes.
+    if cover and not isinstance(source.maps[1], _Cover):
+        source.add_defaults(cover)
 
 
 def _when_modules_are_imported(sender: Celery, **_: object) -> None:
