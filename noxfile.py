@@ -173,7 +173,10 @@ def celery(session: nox.Session) -> None:
         *("-p", "celery.contrib.pytest", "-p", "no:cacheprovider", "-q"),
         *options,
         *(tests or CELERY_TESTS),
-        env={"PYTHONPATH": os.pathsep.join([str(folder), str(suite)])},
+        env={
+            "PYTHONPATH": os.pathsep.join([str(folder), str(suite)]),
+            "WORKER_LOGLEVEL": "INFO",  # as Celery sets it: tests read these records
+        },
     )
 
 
