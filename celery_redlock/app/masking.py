@@ -65,19 +65,21 @@ class _Cover(Mapping[str, Any]):
 
     def __init__(self, places: Sequence[Mapping[str, Any]]) -> None:
         self._places = places
+        # Each access to a setting that is not assigned comes here: it must be quick.
+        self._names = {name for one in places for name in one if _are_nodes(name)}
 
     def __getitem__(self, name: str) -> Any:
-        if _are_nodes(name):
+        if name in self._names:
             for place in self._places:
                 if name in place:
                     return _masked(place[name])
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter({name for one in self._places for name in one if _are_nodes(name)})
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._names)
 
 
 def _are_nodes(name: object) -> bool:
@@ -103,7 +105,7 @@ def _mask_conf(source: Any, **_: object) -> None:
     for name in [name for name in source.changes if _are_nodes(name)]:
         source.changes[name] = _masked(source.changes[name])
     cover = _Cover(source.maps[1:])
-    # Each access to any setting asks a cover: most apps assign their nodes.
+    # An app that assigns its nodes needs no cover, and does not pay for one.
     if cover and not isinstance(source.maps[1], _Cover):
         source.add_defaults(cover)
 
