@@ -77,7 +77,7 @@ class NodeLog:
         others = self._refused.take()
         if others is None:
             return
-        text = "Node %s %s. That is no vote." + _more(others)
+        text = "Node %s %s." + _more(others)
         self._log(logging.WARNING, "node-refused", text, reason)
 
     def lost(self, reason: str) -> None:

@@ -91,7 +91,7 @@ def test_node_that_refuses_again_and_again_is_logged_once_a_minute(
     """Also where it answers other requests in between, as one with a full memory."""
     for _ in range(3):
         node_log.refused("answered OOM")
-    assert caplog.messages == ["Node a:6379/0 answered OOM. That is no vote."]
+    assert caplog.messages == ["Node a:6379/0 answered OOM."]
 
     clock.advance(60)
     node_log.refused("answered OOM")
