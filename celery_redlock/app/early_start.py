@@ -13,7 +13,7 @@ waits::
                                         ▼
       calls of the key, by the time of publishing ──► the first one: start
                                         ▲
-      a node: released, or free ──► KeyWatch (thread) ──► socket ──► event loop
+      a node: released, or free ──► KeyWatch (thread) ──► event loop
 
 A worker joins the wait queues of the nodes once for each key, with the rank of its
 first call. A release wakes the first worker of the queue. It starts one call and joins
@@ -24,18 +24,18 @@ refused once more. Until then it counts as *trying*, and takes the room that loo
 If no process begins with it for a minute, as where Celery's ``rate_limit`` keeps it,
 others start.
 
-Everything here runs in the main thread, but for `KeyWatch`. Calls wait for their
-countdown where a worker has no event loop (gevent, eventlet, and brokers that kombu
-polls), where the broker delays calls (quorum queues), and where too few nodes answer.
+Everything here runs in Celery's event loop, but for `KeyWatch`. In a pool of greenlets,
+which has no such loop, each entry of Celery's timer is a greenlet, and so is each look
+at the news; none of them is interrupted in between. Calls wait for their countdown
+where a worker has neither (other pools with a broker that kombu polls), where the
+broker delays calls (quorum queues), and where too few nodes answer.
 """
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import logging
 import math
-import socket
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -49,6 +49,7 @@ from celery.worker import state
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.backoff import jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
+from celery_redlock.basics.selector import Waker
 from celery_redlock.line.backlog import is_first, keep_place
 from celery_redlock.line.key_watch import OTHERS_FIRST, KeyWatch
 from celery_redlock.options.broker import has_quorum_queues, longest_wait
@@ -69,7 +70,6 @@ _BELIEVED_FOR = 60.0  # seconds, of the last look
 _BEGINS_WITHIN = 60.0  # seconds
 _STAYS_FOR = 600.0  # seconds; RabbitMQ closes the channel of a message after 30 minutes
 _SHORTEST_PAUSE = 1.0
-_READ = 4096
 
 
 @dataclass(eq=False, slots=True)
@@ -82,8 +82,8 @@ class WaitingCall:
         leave_at: Instant from which it starts when its countdown is over, also while
             its lock is held: its policy is asked again, or the broker would deliver its
             message once more.
-        entry: Its entry in Celery's timer; None when it was started.
-        started_at: Instant of its start.
+        entry: Its entry in Celery's timer; None while its countdown is not running.
+        started_at: Instant of its start; 0 before.
         waits_for_lock: Whether it waits for its lock, too. If calls of too many keys
             wait, it only waits for its countdown.
     """
@@ -132,7 +132,7 @@ class _KeyCalls:
 
     def head(self) -> WaitingCall | None:
         """Return the waiting call that was published first."""
-        while self.heap and self.heap[0][2].entry is None:
+        while self.heap and self.heap[0][2].started_at:
             heapq.heappop(self.heap)
         return self.heap[0][2] if self.heap else None
 
@@ -140,51 +140,53 @@ class _KeyCalls:
 class EarlyStarts:
     """The refused calls that wait in the main process of one worker.
 
-    The event loop runs Celery's timer. ``stays_for``: seconds for which a message may
-    stay in a worker that does not acknowledge it.
+    Args:
+        redlock: The lock service.
+        timer: Celery's.
+        hub: Celery's event loop, which runs the timer; None in a pool of greenlets.
+        stays_for: Seconds for which a message may stay in a worker that does not
+            acknowledge it.
+        clock: Reads time.
     """
 
     def __init__(
         self,
         redlock: Redlock,
         timer: Any,
+        hub: Any,
         *,
         stays_for: float = _STAYS_FOR,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._timer, self._clock, self._stays_for = timer, clock, stays_for
-        self._redlock = redlock
+        self._redlock, self._hub = redlock, hub
         self._by_key: dict[Wanted, _KeyCalls] = {}
         self._calls: set[WaitingCall] = set()  # those with an entry in the timer
         self._news: deque[Callable[[], None]] = deque()
         self._number = 0
         self._is_stopped = False
-        self._closing = threading.Lock()  # held while the pair is written to, or closed
-        self._reader, self._writer = socket.socketpair()
-        for end in (self._reader, self._writer):
-            end.settimeout(0)
+        self._stopping = threading.Lock()  # held while the loop is woken, or left
+        self._waker: Waker | None = None
+        if hub is not None:
+            self._waker = Waker()
+            hub.add_reader(self._waker, self._read, self._waker)
         self._watch = KeyWatch(redlock, self._tell)
 
     # -- the event loop --------------------------------------------------------------
 
-    def register(self, hub: Any) -> None:
-        """Let this event loop read what `KeyWatch` tells."""
-        hub.add_reader(self._reader, self._read)
-
-    def stop(self, hub: Any) -> None:
+    def stop(self) -> None:
         """Forget all calls: the connection that has brought them is closed."""
         self._watch.stop()
-        hub.remove_reader(self._reader)
         self._by_key.clear()
-        for call in self._calls:
+        while self._calls:
             # The broker delivers it again. Celery runs timers in a thread while a pool
             # of processes ends, which takes no further calls.
-            self._timer.cancel(call.entry)
-        self._calls.clear()
-        with self._closing:
+            self._timer.cancel(self._calls.pop().entry)
+        with self._stopping:
             self._is_stopped = True
-            self._reader.close()
-            self._writer.close()
+            if self._waker is not None:
+                self._hub.remove_reader(self._waker)
+                self._waker.close()
 
     def _tell(self, wanted: Wanted, room: int, is_woken: bool) -> None:  # noqa: FBT001
         self._in_loop(lambda: self._when_told(wanted, room, is_woken=is_woken))
@@ -192,21 +194,20 @@ class EarlyStarts:
     def _in_loop(self, do: Callable[[], None]) -> None:
         """Run a function soon in the event loop. Thread-safe."""
         self._news.append(do)
-        with self._closing:
+        with self._stopping:
             if self._is_stopped:
                 return
-            with contextlib.suppress(BlockingIOError):  # it is full, so it will be read
-                self._writer.send(b"!")
+            if self._waker is not None:
+                self._waker.wake()
+            else:
+                self._timer.call_after(0, self._look_at_news)
 
-    def _read(self, *_: object) -> None:
-        if self._is_stopped:
-            return
-        try:
-            while len(self._reader.recv(_READ)) == _READ:
-                pass
-        except BlockingIOError:
-            pass
-        while self._news:
+    def _read(self, waker: Waker) -> None:
+        waker.receive()
+        self._look_at_news()
+
+    def _look_at_news(self) -> None:
+        while self._news and not self._is_stopped:
             self._apply(self._news.popleft())
 
     def _apply(self, do: Callable[[], Any]) -> None:
@@ -282,12 +283,13 @@ class EarlyStarts:
         Calls that were started since the last look may have taken the room that it saw.
         If all that are due started, they would fill the pool.
         """
-        if call.entry is None:
+        if call.started_at:
             return
+        # A greenlet that is the entry would end itself with it.
+        call.entry = None
+        self._calls.discard(call)
         key_calls = self._by_key.get(call.waits.wanted) if call.waits_for_lock else None
         if key_calls is None:
-            self._calls.discard(call)
-            call.entry = None
             call.start()
             return
         now = self._clock.monotonic()
@@ -319,11 +321,12 @@ class EarlyStarts:
 
     def _start(self, call: WaitingCall, key_calls: _KeyCalls) -> None:
         """Hand a call to the pool, as Celery does when its countdown is over."""
-        call.entry.cancel()
-        call.entry = None
+        entry, call.entry = call.entry, None
         self._calls.discard(call)
         call.started_at = self._clock.monotonic()
         key_calls.trying.add(call)
+        if entry is not None:
+            self._timer.cancel(entry)  # eventlet lets other greenlets run meanwhile
         self._apply(call.start)
 
     def accepted(self, call: WaitingCall) -> None:
@@ -398,23 +401,30 @@ class EarlyStartStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Put our timer in the place of Celery's, before tasks look for it."""
         parent.timer = self._timer = _Timer(parent.timer)
 
+    def start(self, parent: Any) -> None:
+        """Make the `EarlyStarts` of a connection in a pool of greenlets."""
+        if parent.hub is None and getattr(parent.pool, "is_green", False):
+            self._begin(parent)
+
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Make the `EarlyStarts` of a connection, where there is an event loop."""
+        self._begin(parent, hub)
+
+    def _begin(self, parent: Any, hub: Any = None) -> None:
         redlock = runtime_of(parent.app).redlock
         if redlock.listener is None:
             return
         stays_for = min(_STAYS_FOR, longest_wait(parent.app))
         if has_quorum_queues(parent.app):
             stays_for = 0.0  # each takes the place of another call in the prefetch
-        starts = EarlyStarts(redlock, self._timer.usual, stays_for=stays_for)
-        starts.register(hub)
-        self._timer.starts = starts
+        usual = self._timer.usual
+        self._timer.starts = EarlyStarts(redlock, usual, hub, stays_for=stays_for)
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Any) -> None:  # noqa: ARG002  (Celery's)
         """Forget the calls of this connection."""
         starts, self._timer.starts = self._timer.starts, None
         if starts is not None:
-            starts.stop(parent.hub)
+            starts.stop()
 
 
 class _Timer:

@@ -138,8 +138,12 @@ class KeyWatch:
         if self._thread is None:
             name = "redlock-key-watch"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
-            thread.start()  # or an error: then the next order tries it again
-            self._thread = thread
+            self._thread = thread  # before other greenlets run while it starts
+            try:
+                thread.start()
+            except RuntimeError:
+                self._thread = None  # the next order tries it again
+                raise
 
     # -- the thread ----------------------------------------------------------------
 

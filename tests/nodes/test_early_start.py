@@ -34,8 +34,7 @@ class Loop:
 
     def __init__(self, redlock: Redlock, **options: Any) -> None:
         self.hub: Any = Hub()  # type: ignore[no-untyped-call]
-        self.starts = EarlyStarts(redlock, self.hub.timer, **options)
-        self.starts.register(self.hub)
+        self.starts = EarlyStarts(redlock, self.hub.timer, self.hub, **options)
         self.started: list[str] = []
         self.requests: dict[str, Any] = {}
 
@@ -74,7 +73,7 @@ class Loop:
 
     def close(self) -> None:
         """Stop everything."""
-        self.starts.stop(self.hub)
+        self.starts.stop()
         self.hub.close()
 
 
@@ -234,7 +233,7 @@ def test_calls_of_a_closed_connection_never_start(
     loop = Loop(redlock)
     lease = rival.acquire(key)
     entry = loop.add("a", Wanted(key), after=0.2)
-    loop.starts.stop(loop.hub)
+    loop.starts.stop()
     witness: list[int] = []
     loop.hub.timer.call_after(1.0, witness.append, (1,))
 

@@ -139,6 +139,14 @@ def here(
     return deployed(request.param)
 
 
+@pytest.fixture(params=with_long(POOLS[:4], *POOLS[1:4]))
+def early(
+    request: pytest.FixtureRequest, deployed: Callable[[str], Deployment]
+) -> Deployment:
+    """Give workers of each pool that begins calls while others run, in turn."""
+    return deployed(request.param)
+
+
 @pytest.fixture(scope="session")
 def frail(site: Site, frail_nodes: LockNodes) -> Iterator[Deployment]:
     """Give a prefork worker whose lock nodes may be stopped."""

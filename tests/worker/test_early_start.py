@@ -26,43 +26,45 @@ def refused(here: Deployment, name: str, key: str, *args: object) -> AsyncResult
     return call
 
 
-def test_release_starts_one_call_after_another(here: Deployment, key: str) -> None:
+def test_release_starts_one_call_after_another(early: Deployment, key: str) -> None:
     """Each ends and starts the next one, all long before their countdowns end.
 
     Their order is best effort (a call whose votes are split is overtaken): that of the
     starts is in `tests/nodes/test_early_start.py`.
     """
-    holder = here.begin("job", key)
-    calls = [refused(here, "waiting", key, 0.0) for _ in range(4)]
+    holder = early.begin("job", key)
+    calls = [refused(early, "waiting", key, 0.0) for _ in range(4)]
 
-    here.stage.open(key)
+    early.stage.open(key)
 
     assert [call.get(timeout=WITHIN) for call in calls] == [call.id for call in calls]
-    first, *others = [run.task_id for run in here.stage.runs(key)]
+    first, *others = [run.task_id for run in early.stage.runs(key)]
     assert first == holder.id
     assert sorted(others) == sorted(call.id for call in calls)
-    assert here.stage.most_at_once(key) == 1
+    assert early.stage.most_at_once(key) == 1
 
 
-def test_call_whose_lock_is_held_waits_on_in_memory(here: Deployment, key: str) -> None:
+def test_call_whose_lock_is_held_waits_on_in_memory(
+    early: Deployment, key: str
+) -> None:
     """Its countdown ends many times, and it is not published again."""
-    holder = here.begin("job", key)
-    call = refused(here, "waiting-often", key, 0.0)
+    holder = early.begin("job", key)
+    call = refused(early, "waiting-often", key, 0.0)
 
-    here.send("plain-clock", key, countdown=2).get(timeout=WITHIN)
-    here.finish(key, holder)
+    early.send("plain-clock", key, countdown=2).get(timeout=WITHIN)
+    early.finish(key, holder)
 
     assert call.get(timeout=WITHIN) == call.id
-    assert here.logs().count(f"[{call.id}] received") == 2
+    assert early.logs().count(f"[{call.id}] received") == 2
 
 
-def test_revoked_call_lets_the_next_one_start(here: Deployment, key: str) -> None:
+def test_revoked_call_lets_the_next_one_start(early: Deployment, key: str) -> None:
     """It is discarded when its turn comes."""
-    holder = here.begin("job", key)
-    revoked, call = (refused(here, "waiting", key, 0.0) for _ in range(2))
-    here.app.control.revoke(revoked.id, reply=True)
+    holder = early.begin("job", key)
+    revoked, call = (refused(early, "waiting", key, 0.0) for _ in range(2))
+    early.app.control.revoke(revoked.id, reply=True)
 
-    here.finish(key, holder)
+    early.finish(key, holder)
 
     assert call.get(timeout=WITHIN) == call.id
     until(lambda: revoked.state == states.REVOKED, what="the end of the revoked call")
@@ -74,18 +76,5 @@ def test_call_starts_after_a_kill_of_the_holder(prefork: Deployment, key: str) -
     call = refused(prefork, "waiting", key, 0.0)
 
     prefork.kill_child(key)
-
-    assert call.get(timeout=WITHIN) == call.id
-
-
-def test_call_waits_for_its_countdown_without_an_event_loop(
-    any_pool: Deployment, key: str
-) -> None:
-    """As it does where early starts are possible, and the lock gets free by a ttl."""
-    holder = any_pool.begin("job", key)
-    call = any_pool.send("waiting-often", key, 0.0)
-    any_pool.until_received(call.id, 2)
-
-    any_pool.finish(key, holder)
 
     assert call.get(timeout=WITHIN) == call.id

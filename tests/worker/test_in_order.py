@@ -53,18 +53,18 @@ def refused(here: Deployment, key: str, name: str = NAME) -> AsyncResult:
 
 
 def test_call_waits_for_one_that_is_still_in_its_queue(
-    here: Deployment, key: str
+    early: Deployment, key: str
 ) -> None:
     """The lock is free, and a worker has the later calls first."""
-    here.stage.open(key)
-    first = Ghost(here, key)
-    later = [refused(here, key) for _ in range(2)]
-    assert ran(here, key) == []
+    early.stage.open(key)
+    first = Ghost(early, key)
+    later = [refused(early, key) for _ in range(2)]
+    assert ran(early, key) == []
 
     first.send().get(timeout=WITHIN)
 
     assert [call.get(timeout=WITHIN) for call in later] == [call.id for call in later]
-    assert ran(here, key) == [first.id, *(call.id for call in later)]
+    assert ran(early, key) == [first.id, *(call.id for call in later)]
 
 
 @pytest.mark.long
