@@ -420,18 +420,24 @@ class Hold:
             return held
         self._process = os.getpid()
         self._is_used = self._may_be_granted = True
+        holder = self.holder()
         try:
             lease = yield from self.redlock.acquiring(
                 self.key,
                 self._ttl,
                 wait,
                 base=self._base,
-                holder=self.holder(),
+                holder=holder,
                 limits=self._limits,
             )
         except RedlockError as error:
             self._may_be_granted = False
-            if isinstance(error, LockHeld) and self._watchdog.watches(error.holder):
+            is_block = holder is None  # and not the call of a task
+            if (
+                is_block
+                and isinstance(error, LockHeld)
+                and self._watchdog.watches(error.holder)
+            ):
                 error.args = (f"{error} {_OWN_PROCESS}",)
             raise
         except BaseException:  # its release may wait for a connection

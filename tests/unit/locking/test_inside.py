@@ -21,7 +21,8 @@ import trio
 import trio.testing
 
 from celery_redlock.errors import LockHeld
-from celery_redlock.locking import alock, current_lease, held_lease
+from celery_redlock.locking import Hold, alock, current_lease, held_lease
+from celery_redlock.locks.lease import Holder
 from tests.unit.lock.support import Site, holders
 
 greenlet: Any = pytest.importorskip("greenlet")
@@ -400,3 +401,24 @@ def test_refusal_by_a_block_of_this_process_says_so(site: Site) -> None:
             pytest.fail("two users are inside")
     assert "This process itself" not in str(refused.value)
     site.rival.release(theirs)
+
+
+def test_refusal_of_a_task_by_a_run_in_another_greenlet_says_nothing_of_a_block(
+    site: Site,
+) -> None:
+    """Pools of threads and greenlets run the calls of a task in one process."""
+
+    class Call(Hold):
+        def holder(self) -> Holder:
+            return Holder.here(task="job")
+
+    first, second = (Call(site.redlock, "k", watchdog=site.watchdog) for _ in "12")
+    first.acquire()
+
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(second.acquire).exception()
+
+    assert isinstance(error, LockHeld)
+    assert "is held by job" in str(error)
+    assert "This process itself" not in str(error)
+    first.release()
