@@ -22,6 +22,7 @@ Exports ``install`` and the class of its result; and what the page of locks
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from billiard.process import current_process
@@ -165,16 +166,21 @@ class Metrics(Observer):
             return  # a worker with locks ends with this error; one without may run
         if isinstance(transport, Broadcast):
             self._broadcast = transport
-            transport.observer = self._observer
+            transport.observer = partial(self._observer, transport)
 
-    def _observer(self, request: ScriptRequest) -> Callable[[int, Vote], None]:
+    def _observer(
+        self, broadcast: Broadcast, request: ScriptRequest
+    ) -> Callable[[int, Vote], None]:
         labels = request.ballot.labels
         asked_at = SYSTEM_CLOCK.monotonic()
 
         def on_vote(index: int, vote: Vote) -> None:
             try:
                 seconds = SYSTEM_CLOCK.monotonic() - asked_at
-                self._instruments.on_answer(labels[index], vote, seconds)
+                # Without a caller that waits, a reply lies there until the next look.
+                is_known = request.asked_by or broadcast.blind_for < seconds / 2
+                latency = seconds if is_known else None
+                self._instruments.on_answer(labels[index], vote, latency)
             except Exception:
                 # The disk may be full. The vote itself is not affected.
                 log.exception("An answer of %s was not counted.", labels[index])

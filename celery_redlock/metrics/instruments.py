@@ -132,7 +132,8 @@ class Instruments:
         )
         self._latency = histogram(
             "node_latency",
-            "Seconds from a request to a node to its answer.",
+            "Seconds from a request to a node to its answer. An answer for which "
+            "no call waited is left out where it may have come much earlier.",
             "node",
             buckets=_LATENCIES,
         )
@@ -223,12 +224,12 @@ class Instruments:
         with counting():
             self._terms_lost.labels(term.lease.key).inc(lost)
 
-    def on_answer(self, node: str, vote: Vote, seconds: float) -> None:
-        """Count the answer of a node, and observe its latency unless it was silent."""
+    def on_answer(self, node: str, vote: Vote, latency: float | None) -> None:
+        """Count the answer of a node, and observe its latency in seconds, if known."""
         with counting():
             self._answers.labels(node, vote.kind.name.lower()).inc()
-            if vote.kind is not VoteKind.SILENT:
-                self._latency.labels(node).observe(seconds)
+            if vote.kind is not VoteKind.SILENT and latency is not None:
+                self._latency.labels(node).observe(latency)
 
 
 _instruments: weakref.WeakKeyDictionary[CollectorRegistry, Instruments]

@@ -198,6 +198,7 @@ class Exchange:
         is_steady: Whether nothing is being changed.
         is_over: Whether a successor has taken its place.
         looked_at: Instant of the last look at the sockets.
+        blind_for: Seconds between this look and the one before it.
         observer_of: Returns the observer of a request that is sent, if there is one.
     """
 
@@ -233,7 +234,7 @@ class Exchange:
         self._driver: dict[int, int] = {}  # the thread that drives
         self._heir: dict[int, Exchange] = {}  # its successor
         self._sleeps = False  # whether the driver waits in its selector
-        self.looked_at = 0.0
+        self.looked_at = self.blind_for = 0.0
         self.is_steady = True
         self.is_over = False
 
@@ -382,6 +383,7 @@ class Exchange:
     def look(self) -> None:
         """Send what is queued, and read what has come."""
         self.flush()
+        self._note_look(self._clock.monotonic())
         self._poll(0.0)
         self._look_at_news()
 
@@ -391,7 +393,9 @@ class Exchange:
         The next use opens them again.
         """
         self.flush()
-        until = self._clock.monotonic() + self._timing.node_timeout
+        now = self._clock.monotonic()
+        self._note_look(now)
+        until = now + self._timing.node_timeout
         while [node for node in self.nodes if node.pending] and self._selector:
             left = until - self._clock.monotonic()
             if left <= 0:
@@ -493,7 +497,7 @@ class Exchange:
         now = self._clock.monotonic()
         if now - self.looked_at > _IDLE:
             # Connections may have been closed meanwhile, behind late replies.
-            self.looked_at = now
+            self._note_look(now)
             self._poll(0.0)
             self._poll(0.0)
             if self.is_over:
@@ -589,12 +593,17 @@ class Exchange:
 
     def _sleep_until(self, until: float) -> None:
         """Wait for replies, or for a caller, until this instant."""
-        self.looked_at = now = self._clock.monotonic()
+        now = self._clock.monotonic()
+        self._note_look(now)
         self._sleeps = True
         if self._queue:
             until = now
         self._poll(max(0.0, until - now))
         self._sleeps = False
+
+    def _note_look(self, now: float) -> None:
+        self.blind_for = now - self.looked_at
+        self.looked_at = now
 
     def _poll(self, timeout: float) -> None:
         if self.is_over:
@@ -754,6 +763,14 @@ class Broadcast(OfOneProcess):
     ) -> None:
         """Have this return the observer of each request from now on."""
         self._exchange.observer_of = observer
+
+    @property
+    def blind_for(self) -> float:
+        """Seconds for which no reply was read before the last look at the sockets.
+
+        A reply that this look has read may have come so much earlier.
+        """
+        return self._exchange.blind_for
 
     @property
     def has_pending(self) -> bool:
