@@ -233,8 +233,9 @@ def _opened(  # noqa: PLR0911  (one for each kind of failure)
         made = Connection(connection, facts, has_scripts=has_scripts)
         connection = None
         return made  # noqa: TRY300  (only one that could not be made is closed below)
-    except AuthenticationError:
-        return REJECTED
+    except AuthenticationError as error:
+        is_perhaps_off = "disabled" in str(error)  # Redis does not tell which it is
+        return f"{REJECTED}{_SWITCH_ON if is_perhaps_off else ''}"
     except TimeoutError as error:
         if "handshake" in str(error.__context__):
             return _NO_TLS_ANSWER.format(timeout=timeout)
@@ -373,6 +374,7 @@ NO_ANSWER = (
     "accepts connections, but did not answer within {timeout:g} s; see whether its "
     "process is stopped, is busy or swaps. Do not restart it: that loses its locks"
 )
+_SWITCH_ON = ", or switch that user on (ACL SETUSER ... on)"
 _NO_TLS_ANSWER = (
     "did not answer as a TLS server within {timeout:g} s; write redis:// in its URL if "
     "it is a Redis without TLS, else see whether its process is stopped, is busy or "

@@ -142,6 +142,20 @@ def test_password_that_changes_is_noticed_and_repaired(
         use(redlock, key)
 
 
+def test_user_that_was_switched_off_is_thought_of(
+    start_nodes: StartNodes, key: str
+) -> None:
+    """Redis gives the same answer to a wrong password."""
+    nodes = start_nodes(3, options=ServerOptions(username="locker", password="one"))
+    with client(nodes) as redlock:
+        use(redlock, key)
+        for node in nodes.nodes:
+            node.command("ACL", "SETUSER", "locker", "off")
+            node.command("CLIENT", "KILL", "USER", "locker")
+
+        refusal(redlock, key, says="switch that user on")
+
+
 # -- TLS ---------------------------------------------------------------------------
 
 
