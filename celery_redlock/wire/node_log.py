@@ -77,7 +77,9 @@ class NodeLog:
         others = self._refused.take()
         if others is None:
             return
-        text = "Node %s %s." + _more(others)
+        text = "Node %s %s."
+        if others:  # also for other reasons
+            text += f" It has refused {others} more requests since the last report."
         self._log(logging.WARNING, "node-refused", text, reason)
 
     def lost(self, reason: str) -> None:
@@ -87,7 +89,9 @@ class NodeLog:
         others = self._lost.take()
         if others is None:
             return
-        text = "Node %s %s." + _more(others)
+        text = "Node %s %s."
+        if others:
+            text += f" This happened {others} more times since the last report."
         self._log(logging.INFO, "node-lost", text, reason)
 
     def unreachable(self, reason: str) -> None:
@@ -103,8 +107,3 @@ class NodeLog:
             return  # no operator can do anything about a process that ends
         facts = {"node": self._label, **dict(zip(("reason",), reason, strict=False))}
         log.log(level, text, self._label, *reason, extra=log_fields(event, **facts))
-
-
-def _more(others: int) -> str:
-    """Return the sentence that counts the lines that were held back; ``""`` for 0."""
-    return f" This happened {others} more times since the last report." * bool(others)

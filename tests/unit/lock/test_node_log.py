@@ -89,12 +89,12 @@ def test_node_that_refuses_again_and_again_is_logged_once_a_minute(
     node_log: NodeLog, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where it answers other requests in between, as one with a full memory."""
-    for _ in range(3):
-        node_log.refused("answered OOM")
+    for reason in ("answered OOM", "answered OOM", "does not know the command ZADD"):
+        node_log.refused(reason)
     assert caplog.messages == ["Node a:6379/0 answered OOM."]
 
     clock.advance(60)
     node_log.refused("answered OOM")
 
-    more = " This happened 2 more times since the last report."
+    more = " It has refused 2 more requests since the last report."
     assert caplog.messages[1:] == [f"{caplog.messages[0]}{more}"]
