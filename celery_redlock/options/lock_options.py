@@ -168,7 +168,7 @@ def fault_of_call(
 
     ``then`` says what holds after the error.
     """
-    for name, remedy in _unread(options):
+    for name, remedy in unread_in(options):
         return ConfigurationError(
             f"{task}: lock options are for all calls of a task, and {name} was given "
             f"for one call. {then} {remedy}"
@@ -201,11 +201,11 @@ def lock_options_in_schedule(app: Celery) -> Iterator[ScheduledOption]:
         known = given if isinstance(given, Mapping) else vars(given)
         task: Any = app.tasks.get(known.get("task"))
         if takes_lock(task) and not may_take_options(task, "apply_async"):
-            for name, remedy in _unread(known.get("options") or {}):
+            for name, remedy in unread_in(known.get("options") or {}):
                 yield ScheduledOption(entry, task.name, name, remedy)
 
 
-def _unread(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def unread_in(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the lock options among the options of a call, each with its remedy.
 
     Stamps of Celery are options of the call as well, and may have any name.

@@ -61,6 +61,7 @@ from celery_redlock.options.lock_options import (
     fault_of_call,
     may_take_options,
     options_in,
+    unread_in,
 )
 from celery_redlock.options.values import naming
 from celery_redlock.task.announcement import send_announced, send_in_order
@@ -630,21 +631,24 @@ def _refuse_lock_options(
         raise fault
 
 
-def _refuse_or_log(task: Task, options: Mapping[str, Any]) -> None:
-    """Refuse lock options of a call; log those of one that a worker sends on.
+def _refuse_or_drop(task: Task, options: dict[str, Any]) -> None:
+    """Refuse lock options of a call; log and drop those that a worker sends on.
 
     It does so for a chain, a callback or a chord. No caller is there. After an error,
     the call would be lost; of a chain, Celery would not store the result of the call
-    before it either. Nothing tells such a call from one of the body of a plain task.
+    before it either. A broker refuses what it cannot store, such as a ``timedelta``.
+    Nothing tells such a call from one of the body of a plain task.
     """
     if (fault := fault_of_call(task.name, options)) is None:
         return
     # Callbacks of a call that is lost come from the main process, which runs no task.
     is_of_worker = bool(options.get(_PARENT) or get_current_worker_task())
-    if running() or not is_of_worker:
+    if running() or not is_of_worker or task.app.conf.task_always_eager:
         raise fault
     fault = fault_of_call(task.name, options, "It has no effect.")
     log.error("%s", fault, extra=log_fields("option-unread", task=task.name))
+    for name in [name for name, _ in unread_in(options)]:
+        del options[name]
 
 
 def _publish(
@@ -654,7 +658,7 @@ def _publish(
     can_raise = not options.pop(_AFTER_COMMIT, False)
     if task.lock_options is None:
         return send(args, kwargs, **options)
-    _refuse_or_log(task, options)
+    _refuse_or_drop(task, options)
     if task_id := options.get("task_id"):
         check_id(task_id)
     if was_received(headers := options.get("headers")):

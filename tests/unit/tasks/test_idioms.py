@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import Celery, Task, chain, chord, current_app, group, states
+from celery import Celery, Task, chain, chord, current_app, group, signals, states
 from celery.app import builtins
 from celery.exceptions import Reject
 
@@ -263,6 +264,45 @@ def test_lock_option_in_the_body_of_a_chord_loses_no_call(
     sent = [headers["task"] for headers, _ in worker.published]
     assert sent == ["part", "part", "job"]
     assert "ttl was given for one call. It has no effect." in caplog.text
+
+
+@pytest.mark.parametrize("how", ["link", "body of a plain task"])
+def test_lock_option_in_an_eager_canvas_is_refused(
+    worker: Worker, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """The caller is there. No line says that the call goes on without the option."""
+    worker.app.conf.task_always_eager = True
+    job = worker.leased_job(name="job")
+
+    def send() -> None:
+        if how != "link":
+            job.apply_async(ttl=5)
+
+    plain = worker.app.task(send, name="plain")
+
+    with pytest.raises(ConfigurationError, match=r"ttl was given .* Nothing was sent"):
+        plain.apply_async(link=job.si().set(ttl=5), throw=True)
+
+    assert "It has no effect" not in caplog.text
+
+
+def test_lock_option_that_a_worker_sends_on_is_not_in_the_message(
+    worker: Worker,
+) -> None:
+    """A broker is given what it must store, and cannot store a ``timedelta``."""
+    job, stored = worker.leased_job(name="job"), []
+
+    def note(properties: dict[str, Any], **_: object) -> None:
+        stored.append({*properties} & {"ttl", "limit", "priority"})
+
+    def send() -> None:
+        job.apply_async(ttl=timedelta(seconds=5), limit=2, priority=3)
+
+    signals.before_task_publish.connect(note)
+    run = worker.run(worker.app.task(send, name="plain"))
+
+    assert run.stored == states.SUCCESS
+    assert stored == [{"priority"}]
 
 
 class Passing(Task):
