@@ -569,14 +569,16 @@ class SingletonTask(_Base[P, R]):
 
             Raises:
                 celery.exceptions.Retry: The retry was sent.
-                celery.exceptions.Reject: The broker has not taken it.
+                celery.exceptions.Reject: The broker has not taken it; or it was given
+                    as ``exc``, and no retry is left.
                 FingerprintError, ConfigurationError: It was refused. Nothing was sent.
                 LockLost: The lock was lost meanwhile. The retry may be sent.
             """
             try:
                 return super().retry(*args, **options)
             except Reject as rejected:
-                if isinstance(rejected.reason, RedlockError):
+                is_given = any(it is rejected for it in (*args, *options.values()))
+                if not is_given and isinstance(rejected.reason, RedlockError):
                     raise rejected.reason from None
                 raise
 

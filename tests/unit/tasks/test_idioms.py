@@ -380,6 +380,22 @@ def test_message_that_a_body_rejects_is_rejected(
     assert (run.state, run.stored) == (states.REJECTED, states.PENDING)
 
 
+@pytest.mark.parametrize("requeue", [True, False])
+def test_message_that_a_last_retry_rejects_is_rejected(
+    worker: Worker, *, requeue: bool
+) -> None:
+    """``retry(exc=Reject(...))`` raises it when no retry is left: for a dead letter."""
+    reason = LockHeld("Another lock is held.", key="another")
+
+    @singleton_task(app=worker.app, name="job", key=KEY, bind=True)
+    def job(self: Any) -> None:
+        self.retry(exc=Reject(reason, requeue=requeue), max_retries=0)
+
+    run = worker.run(job)
+
+    assert (run.state, run.stored) == (states.REJECTED, states.PENDING)
+
+
 def test_stamp_may_have_the_name_of_a_lock_option(worker: Worker) -> None:
     """Celery keeps the stamps of a call among its options."""
     call = worker.leased_job(name="job").s()
