@@ -76,10 +76,10 @@ class _Cover(Mapping[str, Any]):
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return (name for name in self._names if name in self)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return sum(1 for _ in self)
 
 
 def _are_nodes(name: object) -> bool:

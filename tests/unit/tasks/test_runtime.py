@@ -450,6 +450,11 @@ def test_nodes_of_a_module_may_be_replaced_there() -> None:
     assert [node.name for node in runtime_of(app).settings.nodes] == ["other:6379/0"]
     assert SECRET not in printed(app)
 
+    del module.CELERY_REDLOCK_NODES
+
+    assert app.conf.get("redlock_nodes") is None
+    assert "REDLOCK_NODES" not in printed(app)
+
 
 @pytest.mark.parametrize(
     "nodes",
