@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "setting_in"]
 
 _PREFIX = "redlock_"
 _NODES = "redlock_nodes"
@@ -134,9 +134,9 @@ class Settings:
         namespace = str(getattr(conf, "prefix", None) or "")
         names = {*ours, *(_PREFIX + name for name in known)}
         values = {
-            name: hidden(conf.get(name))
+            name: hidden(setting_in(conf, name))
             if name.lower().endswith(_NODES)
-            else conf.get(name)
+            else setting_in(conf, name)
             for name in names
         }
         del conf  # its repr has all passwords of the app
@@ -166,6 +166,17 @@ class Settings:
     def timing(self) -> Timing:
         """The durations, in the form that ``Redlock`` uses."""
         return Timing(self.ttl, self.max_ttl, self.node_timeout, self.connect_timeout)
+
+
+def setting_in(conf: Mapping[str, Any], name: str) -> Any:
+    """Return a setting of an app's configuration; None if it is not set.
+
+    What is assigned to ``app.conf`` comes first. Celery before 5.7 looks for a setting
+    of the namespace, such as CELERY_REDLOCK_NODES, before all else.
+    """
+    conf = getattr(conf, "data", conf)  # of an app that had not read it yet
+    assigned: Mapping[str, Any] = getattr(conf, "changes", {})
+    return assigned[name] if name in assigned else conf.get(name)
 
 
 def _refuse_namespace(names: Sequence[str], namespace: str) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from celery import signals
 
 from celery_redlock.basics.secret import hidden
+from celery_redlock.settings import setting_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,7 +52,7 @@ class MaskedNodes:
 def mask(app: Celery) -> None:
     """Mask the nodes of an app: now, or when it reads its configuration."""
     if app.configured:
-        if not isinstance(app.conf.get(_SETTING), MaskedNodes):
+        if not isinstance(setting_in(app.conf, _SETTING), MaskedNodes):
             _mask_conf(app.conf)
     else:
         app.on_after_configure.connect(_mask_conf, weak=False)

@@ -64,6 +64,7 @@ from celery_redlock.options.lock_options import (
     unread_in,
 )
 from celery_redlock.options.values import naming
+from celery_redlock.settings import setting_in
 from celery_redlock.task.announcement import send_announced, send_in_order
 from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.call import Call
@@ -305,7 +306,7 @@ class SingletonTask(_Base[P, R]):
     def _takes_lock(self, request: Context) -> bool:
         if request.called_directly or self.lock_options is None:
             return False
-        if request.is_eager and not self.app.conf.get("redlock_eager"):
+        if request.is_eager and not setting_in(self.app.conf, "redlock_eager"):
             return False
         # ``self(n - 1)`` in a body comes here with the request of that body.
         execution = running()

@@ -221,6 +221,19 @@ def test_settings_in_django() -> None:
     assert Settings.of(app.conf) == settings(ttl=20)
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_setting_that_is_assigned_replaces_the_one_of_the_namespace(
+    *, is_read: bool
+) -> None:
+    """Also with Celery before 5.7, which takes its own from the namespace."""
+    app = app_with("CELERY", CELERY_REDLOCK_NODES=NODES, CELERY_REDLOCK_TTL=20)
+    if is_read:
+        assert app.conf.redlock_ttl == 20
+    app.conf.redlock_ttl = 25
+
+    assert Settings.of(app.conf) == settings(ttl=25)
+
+
 def test_reading_sets_no_defaults() -> None:
     """A value that the user sets later still counts."""
     app = app_with(redlock_nodes=NODES)

@@ -22,6 +22,7 @@ from celery_redlock.operations.doctor.inquiry import Workers
 from celery_redlock.operations.inspect import voting_nodes
 from celery_redlock.options.broker import visibility_timeout
 from celery_redlock.options.lock_options import lock_tasks
+from celery_redlock.settings import setting_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -126,7 +127,7 @@ class Case:
     def ignored(self) -> frozenset[str]:
         """The codes of the findings that the project has decided about."""
         conf = self.app.conf if self.app else {}
-        return frozenset(conf.get("redlock_doctor_ignore") or ())
+        return frozenset(setting_in(conf, "redlock_doctor_ignore") or ())
 
     @property
     def voting(self) -> list[NodeStatus]:
