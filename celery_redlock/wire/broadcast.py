@@ -198,7 +198,7 @@ class Exchange:
         is_steady: Whether nothing is being changed.
         is_over: Whether a successor has taken its place.
         looked_at: Instant of the last look at the sockets.
-        blind_for: Seconds between this look and the one before it.
+        blind_for: Seconds from the look before the present one, at most.
         observer_of: Returns the observer of a request that is sent, if there is one.
     """
 
@@ -383,7 +383,7 @@ class Exchange:
     def look(self) -> None:
         """Send what is queued, and read what has come."""
         self.flush()
-        self._note_look(self._clock.monotonic())
+        self.blind_for = self._clock.monotonic() - self.looked_at
         self._poll(0.0)
         self._look_at_news()
 
@@ -394,8 +394,7 @@ class Exchange:
         """
         self.flush()
         now = self._clock.monotonic()
-        self._note_look(now)
-        until = now + self._timing.node_timeout
+        self.blind_for, until = now - self.looked_at, now + self._timing.node_timeout
         while [node for node in self.nodes if node.pending] and self._selector:
             left = until - self._clock.monotonic()
             if left <= 0:
