@@ -142,22 +142,10 @@ class Settings:
         del conf  # its repr has all passwords of the app
         found = ((name, values[_PREFIX + name]) for name in known)
         given = {name: value for name, value in found if value is not None}
-        for spelling in ours:
-            head, _, name = spelling.lower().partition(_PREFIX)
-            if head not in ("", namespace.lower()):
-                continue
-            read = (_PREFIX + name, f"{namespace}{_PREFIX}{name}".upper())
-            if spelling in read[: 1 + bool(namespace)] and name not in known:
-                right = [_PREFIX + n for n in known]
-                if spelling == read[1]:
-                    right = [f"{namespace}{one}".upper() for one in right]
-                hint = did_you_mean(spelling, right)
-                raise ConfigurationError(f"There is no setting {spelling}. {hint}")
-            if name in known and name not in given and values[spelling] is not None:
-                raise ConfigurationError(
-                    f"{spelling} is set, but Celery does not read it in this spelling. "
-                    f"Write {read[bool(namespace)]}."
-                )
+        _refuse_unknown(ours, known, namespace)
+        unset = [name for name in known if name not in given]
+        lost = [one for one in ours if values[one] is not None]
+        _refuse_unread(lost, unset, namespace)
         if not {**defaults, **given}.get("nodes"):
             _refuse_namespace(ours, namespace)
         return cls(**{**defaults, **given})
@@ -177,6 +165,35 @@ def setting_in(conf: Mapping[str, Any], name: str) -> Any:
     conf = getattr(conf, "data", conf)  # of an app that had not read it yet
     assigned: Mapping[str, Any] = getattr(conf, "changes", {})
     return assigned[name] if name in assigned else conf.get(name)
+
+
+def _spellings(name: str, namespace: str) -> list[str]:
+    """Return the spellings of a setting that Celery reads; the last one is usual."""
+    spelling = _PREFIX + name
+    return [spelling, f"{namespace}{spelling}".upper()] if namespace else [spelling]
+
+
+def _refuse_unknown(names: Sequence[str], known: list[str], namespace: str) -> None:
+    """Refuse a name that Celery reads as that of a setting which does not exist."""
+    for spelling in names:
+        name = spelling.lower().partition(_PREFIX)[2]
+        read = _spellings(name, namespace)
+        if spelling in read and name not in known:
+            at = read.index(spelling)
+            right = [_spellings(one, namespace)[at] for one in known]
+            hint = did_you_mean(spelling, right)
+            raise ConfigurationError(f"There is no setting {spelling}. {hint}")
+
+
+def _refuse_unread(names: Sequence[str], unset: list[str], namespace: str) -> None:
+    """Refuse a setting that is set in a spelling which Celery does not read."""
+    for spelling in names:
+        head, _, name = spelling.lower().partition(_PREFIX)
+        if name in unset and head in ("", namespace.lower()):
+            raise ConfigurationError(
+                f"{spelling} is set, but Celery does not read it in this spelling. "
+                f"Write {_spellings(name, namespace)[-1]}."
+            )
 
 
 def _refuse_namespace(names: Sequence[str], namespace: str) -> None:

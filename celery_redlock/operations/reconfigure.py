@@ -333,6 +333,29 @@ class _Move:
         self, olds: Sequence[NodeMembership], news: Sequence[NodeMembership]
     ) -> View:
         """Make a plan from the view that a majority of the old nodes has."""
+        self._before, view = self._present_view(olds)
+        identities = {look.label: look.identity for look in news}
+        for label, identity in identities.items():
+            stays = label in view.configuration.labels
+            if stays and view.member(label).identity != identity:
+                self._refuse(f"Node {label} was replaced just now. Run it again")
+        self._refuse_if_too_few_open(news, view)
+        # Two operators with one intent make one plan; an aborted epoch is not reused.
+        plan = View.first_of_epoch(
+            self._new.guard.configuration, identities, before=view, is_founded=False
+        )
+        aborted = [
+            _plan_in(line)
+            for look in (*olds, *news)
+            for line in look.aborted.splitlines()
+        ]
+        burnt = [it.epoch for it in aborted if it and it.deployment == view.deployment]
+        plan = replace(plan, epoch=max([view.epoch, *burnt]) + 1, nonce="0")
+        digest = hashlib.sha256(f"{self._before}\n{plan}".encode()).hexdigest()
+        return replace(plan, nonce=digest[:8])
+
+    def _present_view(self, olds: Sequence[NodeMembership]) -> tuple[str, View]:
+        """Return the view that a majority of the old nodes has, as text and parsed."""
         configuration = self._old.guard.configuration
         texts = [
             look.config
@@ -353,18 +376,21 @@ class _Move:
                 f"again (`{COMMAND} doctor`), or give nodes that are switched off for "
                 "good with --gone"
             )
-        self._before = present
-        identities = {look.label: look.identity for look in news}
-        for label, identity in identities.items():
-            stays = label in configuration.labels
-            if stays and view.member(label).identity != identity:
-                self._refuse(f"Node {label} was replaced just now. Run it again")
+        return present, view
+
+    def _refuse_if_too_few_open(
+        self, news: Sequence[NodeMembership], view: View
+    ) -> None:
+        """Refuse the move if the future nodes that would open are no majority.
+
+        Present nodes that do not vote would not.
+        """
         waiting = [
             look.label
             for look in news
             if look.view
-            and look.view.configuration == configuration
-            and not (look.votes and look.config == present)
+            and look.view.configuration == view.configuration
+            and not (look.votes and look.config == self._before)
         ]
         if len(news) - len(waiting) < self._new.quorum:
             self._refuse(
@@ -372,19 +398,6 @@ class _Move:
                 "the other future nodes are no majority: wait until they vote again "
                 f"(`{COMMAND} doctor`)"
             )
-        # Two operators with one intent make one plan; an aborted epoch is not reused.
-        plan = View.first_of_epoch(
-            self._new.guard.configuration, identities, before=view, is_founded=False
-        )
-        aborted = [
-            _plan_in(line)
-            for look in (*olds, *news)
-            for line in look.aborted.splitlines()
-        ]
-        burnt = [it.epoch for it in aborted if it and it.deployment == view.deployment]
-        plan = replace(plan, epoch=max([view.epoch, *burnt]) + 1, nonce="0")
-        digest = hashlib.sha256(f"{present}\n{plan}".encode()).hexdigest()
-        return replace(plan, nonce=digest[:8])
 
     def _refuse(self, reason: str) -> NoReturn:
         raise RedlockError(f"{reason}. Nothing was changed.")

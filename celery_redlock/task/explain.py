@@ -119,18 +119,10 @@ def explain(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explan
     waiting = claims.queued(key) if options.task.is_claimed else None
     succeeded = claims.succeeded(key, "") if options.task.unique_for else None
     outage = None
-    if running is None:
-        if seen.ballot.answered < redlock.quorum or in_use is None:
-            outage = _outage(redlock, key, seen.ballot)
-        else:
-            votes = (
-                redlock.check().ballot
-                if redlock.asks_for_votes
-                else redlock.guard.votes(brings_back=False)
-            )
-            if votes.granted < redlock.quorum:  # although they answer
-                outage = _outage(redlock, key, votes)
-                in_use = None  # they may have forgotten holders
+    if running is None and (too_few := _too_few(redlock, seen.ballot, in_use)):
+        timeout, config = redlock.timing.node_timeout, redlock.guard.config
+        outage = unreachable(key, too_few, node_timeout=timeout, config=config)
+        in_use = None  # nodes that do not vote may have forgotten holders
     call = {"task": task.name, "args": args, "kwargs": kwargs}
     full = next((_full(key, one) for one in in_use or () if one.is_full), None)
     met = running or succeeded
@@ -156,10 +148,18 @@ def explain(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explan
     )
 
 
-def _outage(redlock: Redlock, key: str, ballot: Ballot) -> QuorumUnreachable:
-    """Return the error of a call for which too few nodes have answered or vote."""
-    timeout, config = redlock.timing.node_timeout, redlock.guard.config
-    return unreachable(key, ballot, node_timeout=timeout, config=config)
+def _too_few(
+    redlock: Redlock, seen: Ballot, in_use: list[LimitInUse] | None
+) -> Ballot | None:
+    """Return the ballot in which too few nodes have answered, or vote; None: enough."""
+    if seen.answered < redlock.quorum or in_use is None:
+        return seen
+    votes = (
+        redlock.check().ballot
+        if redlock.asks_for_votes
+        else redlock.guard.votes(brings_back=False)
+    )
+    return votes if votes.granted < redlock.quorum else None
 
 
 def _published(
