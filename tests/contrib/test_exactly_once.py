@@ -486,6 +486,7 @@ def test_chain_goes_on_with_a_result_whose_serializer_is_not_accepted(
     assert add.runs == [name]
 
 
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # in Celery
 def test_chord_is_given_the_recorded_result_of_a_member_that_stores_none(
     worker: Worker, ledger: Ledger, name: str, redis: DevNodes
 ) -> None:
