@@ -20,7 +20,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import queue
+import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -104,14 +105,16 @@ class RenewalSchedule:
 class WakeupQueue:
     """Watches that the thread has not planned yet, by the tokens of their leases.
 
-    Many threads put, one thread drains and sleeps. There is no lock that an exception,
-    thrown into a holder by a time limit, could leave locked.
+    Many threads put, one thread drains and sleeps. A thread that sleeps waits for a
+    lock which nobody holds for any work: `wake` releases it. So an exception that a
+    time limit throws into a holder leaves nothing locked. (A queue would do, but for
+    Python 3.10: there ``SimpleQueue.get(timeout=0.0)`` may wait for ever.)
 
     Args:
         clock: Reads time.
     """
 
-    __slots__ = ("_clock", "_event", "_watches")
+    __slots__ = ("_asleep", "_clock", "_watches")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -121,15 +124,17 @@ class WakeupQueue:
     def begin(self) -> None:
         """Start anew for a new thread, which drains before it sleeps.
 
-        Wake-ups for the thread before are lost. The event is a new one, since gevent
+        Wake-ups for the thread before are lost. The lock is a new one, since gevent
         may have been patched since then.
         """
-        self._event: queue.SimpleQueue[None] = queue.SimpleQueue()
+        asleep = threading.Lock()
+        asleep.acquire()
+        self._asleep = asleep
 
     @property
     def was_woken(self) -> bool:
         """Whether ``wake`` was called since the thread last drained."""
-        return not self._event.empty()
+        return not self._asleep.locked()
 
     def put(self, watch: Watch) -> None:
         """Have the thread plan the watch, for the first time or anew, in time."""
@@ -143,12 +148,12 @@ class WakeupQueue:
 
     def wake(self) -> None:
         """Wake the thread."""
-        self._event.put(None)
+        with suppress(RuntimeError):  # it is awake
+            self._asleep.release()
 
     def drain(self) -> Iterator[Watch]:
         """Take out all watches."""
-        while self.was_woken:
-            self._event.get()
+        self._asleep.acquire(blocking=False)
         for token in list(self._watches):
             watch = self._watches.pop(token, None)
             if watch is not None:  # it may be discarded just now
@@ -161,8 +166,4 @@ class WakeupQueue:
             Whether ``wake`` ended the sleep.
         """
         seconds = min(until - self._clock.monotonic(), _LONGEST_SLEEP)
-        try:
-            self._event.get(timeout=max(0.0, seconds))
-        except queue.Empty:
-            return False
-        return True
+        return self._asleep.acquire(timeout=max(0.0, seconds))

@@ -90,6 +90,20 @@ def test_longest_sleep_ends_before_the_first_watch_without_a_wakeup_is_due() -> 
     assert schedule._LONGEST_SLEEP + 1 <= schedule._SOON  # noqa: SLF001
 
 
+def test_sleep_until_now_returns_after_each_wake_up(
+    wakeups: WakeupQueue, clock: FakeClock
+) -> None:
+    """The thread renews in steps, without a sleep between them.
+
+    In Python 3.10, one in some hundred ``SimpleQueue.get(timeout=0.0)`` behind a
+    ``put`` and a ``get`` waits for ever.
+    """
+    for _ in range(5_000):
+        wakeups.wake()
+        assert list(wakeups.drain()) == []
+        assert not wakeups.sleep(clock.monotonic())
+
+
 def test_sleep_until_now_returns_at_once(
     wakeups: WakeupQueue, clock: FakeClock
 ) -> None:
