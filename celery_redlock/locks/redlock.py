@@ -367,9 +367,11 @@ class Redlock:
                         (token, holder_info),
                         stripes_of(taken),
                     )
+                # Also the ballot before: late votes have come in by now.
                 before, self._last_won = self._last_won, ballot
-                if self._leaves_work(ballot) or self._leaves_work(before):
-                    yield from self._recover_late_voters(ballot, before)
+                for voted in (ballot, before):
+                    if (yield from self._recover(voted)):
+                        break
                 until = end_of_validity(started_at, ttl)
                 if fence is not None and self.clock.monotonic() < until:
                     lease = Lease(
@@ -405,29 +407,18 @@ class Redlock:
             choice=choice,
         )
 
-    def _leaves_work(self, ballot: Ballot) -> bool:
-        """Tell whether the guard can help a node that did not vote."""
-        has_quorum = ballot.answered >= ballot.quorum
-        if has_quorum and not ballot.other_views and not ballot.longest_wait_ms:
-            return False
-        return self.guard.has_work(ballot)
-
     def _recover(self, ballot: Ballot | None) -> Steps[bool]:
-        if ballot is None or not self._leaves_work(ballot):
+        """Bring the nodes back to the vote that did not vote on this ballot.
+
+        Returns:
+            Steps. Their result says whether to ask again: see `RestartGuard.recover`.
+        """
+        if ballot is None or not self.guard.has_work(ballot):
             return False
         helps = self.guard.recover_at_once(ballot)
         if helps is None:  # a coroutine takes a thread for this
             return bool((yield Blocking(self.guard.reconcile)))
         return helps
-
-    def _recover_late_voters(self, won: Ballot, before: Ballot) -> Steps[None]:
-        """Recover the nodes of a ballot that was won without them.
-
-        Also those of the ballot before: an early verdict does not wait for their
-        votes, but by now the votes have come in.
-        """
-        if not (yield from self._recover(won)):
-            yield from self._recover(before)
 
     def acquire_request(  # noqa: PLR0913  (keyword-only)
         self,
