@@ -223,29 +223,27 @@ class Choice:
         self._permits = permits
 
     @property
-    def names(self) -> list[str]:
-        """The names of these permits, in the order of the limits."""
+    def pairs(self) -> list[tuple[Limit, str]]:
+        """The limit and the name of each permit, in the order of the limits."""
         return [
-            limit.name(number)
+            (limit, limit.name(number))
             for limit, number in zip(self.limits, self.numbers, strict=True)
         ]
 
     @property
     def held(self) -> list[tuple[Limit, str]]:
         """The permits that are held during the work: the limit and the name of each."""
-        return [
-            pair for pair in self._pairs() if not (pair[0].period or pair[0].is_call)
-        ]
+        return [one for one in self.pairs if not (one[0].period or one[0].is_call)]
 
     @property
     def call(self) -> list[tuple[Limit, str]]:
         """Limit and name of the lock that copies of a call share, if there is one."""
-        return [pair for pair in self._pairs() if pair[0].is_call]
+        return [one for one in self.pairs if one[0].is_call]
 
     @property
     def starts(self) -> list[tuple[Limit, str]]:
         """The permits for a start: the limit and the name of each."""
-        return [pair for pair in self._pairs() if pair[0].period]
+        return [one for one in self.pairs if one[0].period]
 
     @property
     def key(self) -> str:
@@ -254,10 +252,7 @@ class Choice:
 
     def locks(self, keys: Keys) -> list[str]:
         """Return the names of these permits on the nodes."""
-        return [lock_name(limit, name, keys) for limit, name in self._pairs()]
-
-    def _pairs(self) -> list[tuple[Limit, str]]:
-        return list(zip(self.limits, self.names, strict=True))
+        return [lock_name(limit, name, keys) for limit, name in self.pairs]
 
     def give_back(self) -> None:
         """Note that these permits were released."""

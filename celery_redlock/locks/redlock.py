@@ -348,8 +348,8 @@ class Redlock:
     def _attempt(
         self, key: str, ttl: float, token: str, holder: Holder, choice: Choice | None
     ) -> Steps[Lease | LockUnavailable]:
-        taken = choice.key if choice else key  # what the lease is of
-        holder_info = holder.info(taken, choice.limits if choice else ())
+        name = choice.key if choice else key  # of the lease
+        holder_info = holder.info(name, choice.limits if choice else ())
         request = self.acquire_request(
             key, ttl=ttl, token=token, holder_info=holder_info, choice=choice
         )
@@ -363,9 +363,9 @@ class Redlock:
                     fence = yield from raise_fence(
                         ballot,
                         self.nodes,
-                        [*self.keys.locks(taken), self.keys.meta],
+                        [*self.keys.locks(name), self.keys.meta],
                         (token, holder_info),
-                        stripes_of(taken),
+                        stripes_of(name),
                     )
                 # Also the ballot before: late votes have come in by now.
                 before, self._last_won = self._last_won, ballot
@@ -375,7 +375,7 @@ class Redlock:
                 until = end_of_validity(started_at, ttl)
                 if fence is not None and self.clock.monotonic() < until:
                     lease = Lease(
-                        key=taken,
+                        key=name,
                         token=token,
                         holder_info=holder_info,
                         fence=fence,
@@ -447,7 +447,7 @@ class Redlock:
                 (*words, *stripes_of(key)),
                 done_when=done_when,
             )
-        stripes = [stripe_of(name) for name in choice.names]
+        stripes = [stripe_of(name) for _, name in choice.pairs]
         if choice.call:
             stripes[0] = stripes[1]  # copies need no fence of their own
         kept = words_of(choice.limits, self.keys, partial(_kept, ttl))
@@ -512,12 +512,16 @@ class Redlock:
             return 0
         if lease.state is LeaseState.HELD:
             lease.state = LeaseState.RELEASED
-        locks, queues = self._places(lease.key, lease.choice, with_call=not keep)
-        if lease.choice is not None:
-            if keep and lease.choice.call:  # a retry need not wait
-                self._release_permits(lease, lease.choice.call)
-            self._release_starts(lease, lease.choice)
-            lease.choice.give_back()
+        choice, permits = lease.choice, None
+        if choice is not None:
+            permits = choice.held
+            if not keep:
+                permits = choice.call + permits
+            elif choice.call:  # a retry need not wait
+                self._release_permits(lease, choice.call)
+            self._release_starts(lease, choice)
+            choice.give_back()
+        locks, queues = self._places(lease.key, permits)
         request = self._release_request(
             locks, queues, lease.token, keep=keep, since=lease.started_at
         )
@@ -537,13 +541,13 @@ class Redlock:
             self._release_permits(lease, [(limit, name)], keep)
 
     def _release_permits(
-        self, lease: Lease, pairs: list[tuple[Limit, str]], keep: float = 0.0
+        self, lease: Lease, permits: list[tuple[Limit, str]], keep: float = 0.0
     ) -> None:
         """Release some permits of a lease, or keep them for so many seconds.
 
         Nothing is waited for: later requests on a connection come after it.
         """
-        locks, queues = self._names(pairs)
+        locks, queues = self._places(lease.key, permits)
         request = self._release_request(
             locks, queues, lease.token, keep=keep, since=lease.started_at
         )
@@ -575,10 +579,8 @@ class Redlock:
             limits: How many permits there are; empty for a plain lock.
             since: Instant at which the lock was first asked for; as below.
         """
-        locks, queues = self.keys.locks(key), self.keys.wait_queues(key)
-        if limits:
-            pairs = [(limit, name) for limit in limits for name in limit.names()]
-            locks, queues = self._names(pairs)
+        permits = [(limit, name) for limit in limits for name in limit.names()]
+        locks, queues = self._places(key, permits or None)
         return self._release_request(locks, queues, prefix, since=since)
 
     def _release_request(
@@ -614,31 +616,24 @@ class Redlock:
         self, key: str, token: str, *, since: float, choice: Choice | None = None
     ) -> None:
         """Release all that an attempt may have been granted; wait for nothing."""
-        locks, queues = self._places(key, choice, with_starts=True, with_call=True)
+        locks, queues = self._places(key, choice.pairs if choice else None)
         request = self._release_request(locks, queues, token, since=since)
         self.transport.send(request)
 
     def _places(
-        self,
-        key: str,
-        choice: Choice | None,
-        *,
-        with_starts: bool = False,
-        with_call: bool,
+        self, key: str, permits: list[tuple[Limit, str]] | None
     ) -> tuple[list[str], list[str]]:
-        """Return the names of locks on the nodes, and the wait queue of each."""
-        if choice is None:
-            return self.keys.locks(key), self.keys.wait_queues(key)
-        pairs = choice.held
-        if with_call:
-            pairs = choice.call + pairs
-        return self._names(pairs + (choice.starts if with_starts else []))
+        """Return the names of locks on the nodes, and the wait queue of each.
 
-    def _names(self, pairs: list[tuple[Limit, str]]) -> tuple[list[str], list[str]]:
-        """Return the names of permits on the nodes, and the wait queue of each."""
+        Args:
+            key: The keys of a plain lock.
+            permits: The limit and the name of each permit; None for a plain lock.
+        """
+        if permits is None:
+            return self.keys.locks(key), self.keys.wait_queues(key)
         return (
-            [lock_name(limit, name, self.keys) for limit, name in pairs],
-            [self.keys.wait_queue(limit.key) for limit, _ in pairs],
+            [lock_name(limit, name, self.keys) for limit, name in permits],
+            [self.keys.wait_queue(limit.key) for limit, _ in permits],
         )
 
     # -- ask -----------------------------------------------------------------------
