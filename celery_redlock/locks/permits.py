@@ -162,10 +162,10 @@ def occupancies(
     ]
 
 
-class Permits:
-    """The permits that this process had last: a guess at free ones.
+class RecentPermits:
+    """The permits that this process had last, which are likely to be free.
 
-    They are likely to be free. It is a guess, which may be wrong: nodes decide.
+    A guess may be wrong: nodes decide.
     """
 
     def __init__(self) -> None:
@@ -213,13 +213,13 @@ class Choice:
         full: Which permits of a limit have a holder, where all have one.
     """
 
-    def __init__(self, limits: Limits, permits: Permits) -> None:
+    def __init__(self, limits: Limits, permits: RecentPermits) -> None:
         self.limits = limits
         self.numbers = [permits.guess(limit) for limit in limits]
         self.full: Occupancy | None = None
-        self._is_renewed = False  # the permits were chosen after a refusal
+        self._has_others = False  # the permits were chosen after a refusal
         self._rounds = 0  # refusals, without a pause
-        self._held: list[set[int]] = [set() for _ in limits]
+        self._taken: list[set[int]] = [set() for _ in limits]  # by other holders
         self._permits = permits
 
     @property
@@ -260,24 +260,25 @@ class Choice:
             if not limit.period:
                 self._permits.give_back(limit, number)
 
-    def renew(self, ballot: Ballot, replies: Sequence[Any]) -> None:
+    def choose_again(self, ballot: Ballot, replies: Sequence[Any]) -> None:
         """Choose other permits after a refusal, if there are any."""
-        self._is_renewed = False
+        self._has_others = False
         if ballot.final_verdict() is Verdict.HELD:
             place = ballot.top_place
-            self._held[place].add(self.numbers[place])
+            self._taken[place].add(self.numbers[place])
         found = occupancies(self.limits, replies, ballot.quorum)
         if found is None:
             return
         numbers: list[int] = []
-        for occupancy, held, tried in zip(found, self._held, self.numbers, strict=True):
-            number = _next_of(occupancy, held, tried, len(ballot.labels))
+        known = zip(found, self._taken, self.numbers, strict=True)
+        for occupancy, taken, tried in known:
+            number = _next_of(occupancy, taken, tried, len(ballot.labels))
             if number is None:
                 self.full = occupancy
                 return
             numbers.append(number)
-        self._is_renewed = 0 not in numbers and numbers != self.numbers
-        if self._is_renewed:
+        self._has_others = 0 not in numbers and numbers != self.numbers
+        if self._has_others:
             self.numbers = numbers
 
     def tries_others(self) -> bool:
@@ -287,21 +288,21 @@ class Choice:
         time after time, a pause separates them.
         """
         self._rounds += 1
-        if self._is_renewed and self._rounds < _CHOICES_AT_ONCE:
+        if self._has_others and self._rounds < _CHOICES_AT_ONCE:
             return True
-        self._rounds, self.full, self._is_renewed = 0, None, False
-        self._held = [set() for _ in self.limits]
+        self._rounds, self.full, self._has_others = 0, None, False
+        self._taken = [set() for _ in self.limits]
         return False
 
 
 def _next_of(
-    occupancy: Occupancy, held: set[int], tried: int, nodes: int
+    occupancy: Occupancy, taken: set[int], tried: int, nodes: int
 ) -> int | None:
     """Return a permit that may be free, the tried one first.
 
     Args:
         occupancy: What nodes say of all permits of a limit.
-        held: The permits that have a holder, as earlier votes have shown.
+        taken: The permits that have a holder, as earlier votes have shown.
         tried: The permit that was tried for.
         nodes: How many nodes there are.
 
@@ -311,11 +312,11 @@ def _next_of(
     """
     if occupancy.is_full:
         return None
-    held = held | occupancy.held
+    taken = taken | occupancy.held
     takers = {
         number: len(occupancy.holders(number))
         for number in range(1, occupancy.limit.most + 1)
-        if number not in held
+        if number not in taken
     }
     if not takers:
         return None

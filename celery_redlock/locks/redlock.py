@@ -58,7 +58,7 @@ from celery_redlock.locks.lease import (
 from celery_redlock.locks.limits import START_WITHIN
 from celery_redlock.locks.permits import (
     Choice,
-    Permits,
+    RecentPermits,
     lock_name,
     occupancies,
     words_of,
@@ -191,7 +191,7 @@ class Redlock:
             self.nodes, keys=self.keys, timing=self.timing, enabled=restart_guard
         )
         self._last_won = Ballot(self.labels)
-        self.permits = Permits()
+        self.permits = RecentPermits()
         self.asks_for_votes = True
         self._is_of_tests = clock is not SYSTEM_CLOCK or transport is not None
 
@@ -397,7 +397,7 @@ class Redlock:
             # Not waited for: later requests on a connection come after it.
             self._send_release(key, token, since=started_at, choice=choice)
         if choice is not None:
-            choice.renew(ballot, request.replies)
+            choice.choose_again(ballot, request.replies)
         return failure_of(
             key,
             ballot,

@@ -20,7 +20,7 @@ from celery_redlock.locks import fence, lease, redlock
 from celery_redlock.locks import renewal_schedule as schedule
 from celery_redlock.locks.extension import Extension
 from celery_redlock.locks.lease import drift_of, end_of_validity
-from celery_redlock.locks.permits import Permits
+from celery_redlock.locks.permits import RecentPermits
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.locks.wait_queue import WaitQueue
 from celery_redlock.locks.watchdog import Watchdog
@@ -552,17 +552,17 @@ def _counter_on_each_node() -> _Patches:
 
 
 def _fresh_key_for_each_permit() -> _Patches:
-    def guess(_: Permits, __: Limit) -> int:
+    def guess(_: RecentPermits, __: Limit) -> int:
         return any_of(range(2, 1_000_000))
 
-    return [(Permits, "guess", guess)]
+    return [(RecentPermits, "guess", guess)]
 
 
 def _one_permit_too_many() -> _Patches:
-    def guess(_: Permits, limit: Limit) -> int:
+    def guess(_: RecentPermits, limit: Limit) -> int:
         return any_of(range(1, limit.most + 2))
 
-    return [(Permits, "guess", guess)]
+    return [(RecentPermits, "guess", guess)]
 
 
 def _starts_released_at_once() -> _Patches:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from celery_redlock.locks.limits import Limit
-from celery_redlock.locks.permits import Choice, Permits
+from celery_redlock.locks.permits import Choice, RecentPermits
 from celery_redlock.locks.redlock import run
 from celery_redlock.locks.wait_queue import WaitQueue
 from celery_redlock.scripts import JOIN_WAIT_QUEUE
@@ -58,7 +58,7 @@ class Wait:
 
     def wait_for_permits(self, *limits: Limit) -> None:
         """Wait for one of two permits instead, or for one of each limit."""
-        self.queue = self._queue(Choice(limits or (Limit("k", 2),), Permits()))
+        self.queue = self._queue(Choice(limits or (Limit("k", 2),), RecentPermits()))
 
     def _queue(self, choice: Choice | None = None) -> WaitQueue:
         nodes, listener = self.redlock.nodes, cast("Any", self)
@@ -315,7 +315,7 @@ def test_wakeup_that_cannot_be_used_is_passed_on_after_a_look_that_saw_all_free(
 ) -> None:
     """Between that look and the try, another client took one of the keys."""
     nodes, keys, listener = wait.redlock.nodes, wait.redlock.keys, cast("Any", wait)
-    choice = Choice(limits, Permits()) if limits else None
+    choice = Choice(limits, RecentPermits()) if limits else None
     wait.queue = WaitQueue(key_of(["a", "b"]), nodes, keys, listener, choice)
     woken: list[bytes] = []
 
