@@ -36,7 +36,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.locks.forced_release import records_in
-from celery_redlock.locks.lease import LeaseState, end_of_validity
+from celery_redlock.locks.lease import end_of_validity
 from celery_redlock.locks.permits import lock_name
 from celery_redlock.scripts import EXTEND, GRANTED, RESTORE
 from celery_redlock.scripts.keys import Keys, stripes_of
@@ -204,7 +204,7 @@ class Extension:
         return self.request
 
     def _is_over(self) -> bool:
-        return self.lease.state is not LeaseState.HELD or not self.lease.is_valid()
+        return not self.lease.is_valid()
 
 
 def _is_free(ballot: Ballot | None) -> bool:
