@@ -150,8 +150,7 @@ class Watchdog(OfOneProcess):
 
     def renew_now(self, lease: Lease) -> None:
         """Renew the lease in the background without waiting for its time."""
-        if self.pid != os.getpid():
-            self.notice_fork()
+        self.notice_fork()
         watch = self._watched.get(lease.token)
         if watch and not watch.renewing and watch.renew_at != math.inf:
             watch.renew_at = self._clock.monotonic()
@@ -166,8 +165,7 @@ class Watchdog(OfOneProcess):
         Returns:
             Whether a lease of these locks is under watch.
         """
-        if self.pid != os.getpid():
-            self.notice_fork()
+        self.notice_fork()
         watches = list(self._watched.values())
         names = {*keys_of(key)}
         leases = [watch.lease for watch in watches if names <= {*watch.lease.keys}]
@@ -186,8 +184,7 @@ class Watchdog(OfOneProcess):
         Returns:
             The lease; None if none is under watch.
         """
-        if self.pid != os.getpid():
-            self.notice_fork()
+        self.notice_fork()
         for watch in list(self._watched.values()):
             lease = watch.lease
             if lease is what or (isinstance(what, str) and lease.covers(what)):
@@ -367,7 +364,8 @@ class Watchdog(OfOneProcess):
         elif lease.released_by:
             self._announce_loss(watch)
         else:
-            self._renew_later(watch)
+            watch.renew_at = self._clock.monotonic() + lease.ttl * _RETRY_AT
+            self._schedule.plan(watch)
             self._log_failure(lease, extension.request.ballot.reasons())
 
     def _log_failure(self, lease: Lease, reasons: str) -> None:
@@ -384,11 +382,6 @@ class Watchdog(OfOneProcess):
             f" {others} other renewals failed since the last report." * bool(others),
             extra=log_fields("renewal-failed", key=lease.key, fence=lease.fence),
         )
-
-    def _renew_later(self, watch: Watch) -> None:
-        watch.renewing = False
-        watch.renew_at = self._clock.monotonic() + watch.lease.ttl * _RETRY_AT
-        self._schedule.plan(watch)
 
     def _announce_loss(self, watch: Watch) -> None:
         lease = watch.lease
