@@ -8,7 +8,7 @@
 --       5 most: how many records are kept
 -- Returns {GRANTED, 0} if a lock was there, else {FREE}
 -- include shared/statuses.lua
--- include shared/now_us.lua
+-- include shared/now_ms.lua
 -- include shared/owned.lua
 -- include shared/wake_first.lua
 local releases = KEYS[#KEYS]
@@ -31,8 +31,7 @@ for i = 1, locks do
   end
 end
 -- The release does not depend on its record, hence pcall: see wake_first.
-local now_ms = math.floor(now_us() / 1000)
-local head = string.format('%.0f\n%d\n', now_ms + ttl_ms, reply[1] == GRANTED and 1 or 0)
+local head = string.format('%.0f\n%d\n', now_ms() + ttl_ms, reply[1] == GRANTED and 1 or 0)
 if type(redis.pcall('HSET', releases, name, head .. record)) ~= 'number' then
   return reply
 end
@@ -40,7 +39,7 @@ redis.call('PEXPIRE', releases, ttl_ms)
 local found, kept = redis.call('HGETALL', releases), {}
 for i = 1, #found, 2 do
   local until_ms = tonumber(string.match(found[i + 1], '^%d+')) or 0
-  if until_ms <= now_ms then
+  if until_ms <= now_ms() then
     redis.call('HDEL', releases, found[i])
   else
     kept[#kept + 1] = {until_ms, found[i]}

@@ -4,12 +4,11 @@
 -- KEYS  1 standbys [r]
 -- Returns {GRANTED, standby, standby, ...}
 -- include shared/statuses.lua
--- include shared/now_us.lua
+-- include shared/now_ms.lua
 local standbys = KEYS[1]
 
-local now_ms = math.floor(now_us() / 1000)
 local listed, reply = redis.call('HGETALL', standbys), {GRANTED}
 for i = 1, #listed, 2 do
-  if tonumber(listed[i + 1]) > now_ms then reply[#reply + 1] = listed[i] end
+  if tonumber(listed[i + 1]) > now_ms() then reply[#reply + 1] = listed[i] end
 end
 return reply

@@ -1,4 +1,3 @@
--- include shared/now_us.lua
 -- include shared/now_ms.lua
 -- include shared/quarantine_left.lua
 local JOINED = 'format 4, in no deployment' -- config of a node with only an identity
