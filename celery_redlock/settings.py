@@ -6,6 +6,7 @@ A wrong setting is refused when the app first needs its settings.
 from __future__ import annotations
 
 import re
+from collections import UserDict
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +163,8 @@ def setting_in(conf: Mapping[str, Any], name: str) -> Any:
     What is assigned to ``app.conf`` comes first. Celery before 5.7 looks for a setting
     of the namespace, such as CELERY_REDLOCK_NODES, before all else.
     """
-    conf = getattr(conf, "data", conf)  # of an app that had not read it yet
+    if isinstance(conf, UserDict):  # of an app that had not read it yet
+        conf = conf.data
     assigned: Mapping[str, Any] = getattr(conf, "changes", {})
     return assigned[name] if name in assigned else conf.get(name)
 

@@ -234,6 +234,13 @@ def test_setting_that_is_assigned_replaces_the_one_of_the_namespace(
     assert Settings.of(app.conf) == settings(ttl=25)
 
 
+def test_module_with_settings_may_have_any_other_name() -> None:
+    """Celery shows all names of the module as attributes of ``app.conf``."""
+    app = app_with(redlock_nodes=NODES, data="ours", changes="ours", get="ours")
+
+    assert Settings.of(app.conf) == settings()
+
+
 def test_reading_sets_no_defaults() -> None:
     """A value that the user sets later still counts."""
     app = app_with(redlock_nodes=NODES)
