@@ -89,6 +89,8 @@ _RELEASED_WITHIN = 5.0  # seconds, where the nodes and the result backend answer
 class RedlockRequest(Request):
     """A request that can release the lock of its execution: it minted the base."""
 
+    acknowledged: bool
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Read a message.
 
@@ -351,6 +353,11 @@ class RedlockRequest(Request):
         Its process, or another one, was about to send the body, and may be gone. Celery
         has counted this call by now, and lets no other process send the body for some
         seconds. The next copy looks at the chord again, see `drop_if_finished`.
+
+        Celery logs an error of the broker. After a loss of the connection, it raises
+        the prefetch count with acknowledgements, which fails in a greenlet: it may not
+        read from the socket at which the consumer waits. The call would end with that,
+        and its message is gone, so the error is logged, too, and the call goes on.
         """
         if (
             self._is_revoking
@@ -360,7 +367,13 @@ class RedlockRequest(Request):
         ):
             self._say_that_it_comes_back()
             self.reject(requeue=True)
-        super().acknowledge()
+        try:
+            super().acknowledge()
+        except Exception:
+            # What Celery does after it has acknowledged may fail with any error.
+            self.acknowledged = True
+            text = "Celery failed after the acknowledgement of %s, which goes on."
+            log.warning(text, self.humaninfo(), exc_info=True)
 
     def revoked(self) -> Any:
         """Let the task count a copy that has ended, and that its chord may still need.

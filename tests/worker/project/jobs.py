@@ -161,6 +161,7 @@ LONG = {"on_conflict": "retry", "retry_countdown": 3600}  # only a release start
 OFTEN = {"on_conflict": "retry", "retry_countdown": 0.2}
 
 timed("waiting", **LONG, **LATE)
+timed("waiting-early", **LONG)  # acknowledged when it begins
 timed("waiting-often", **OFTEN, **LATE)
 gated("placed", limit=1, ttl=TTL)  # calls that are refused join a backlog
 gated("ordered", on_conflict="retry", in_order=True, ttl=TTL)
