@@ -26,7 +26,8 @@ others start.
 
 Everything here runs in Celery's event loop, but for `KeyWatch`. In a pool of greenlets,
 which has no such loop, each entry of Celery's timer is a greenlet, and so is each look
-at the news; none of them is interrupted in between. Calls wait for their countdown
+at the news; none of them is interrupted in between. A greenlet of its own hands a call
+to the pool, since it waits there while the pool is full. Calls wait for their countdown
 where a worker has neither (other pools with a broker that kombu polls), where the
 broker delays calls (quorum queues), and where too few nodes answer.
 """
@@ -36,6 +37,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
+import os
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -144,22 +146,25 @@ class EarlyStarts:
         redlock: The lock service.
         timer: Celery's.
         hub: Celery's event loop, which runs the timer; None in a pool of greenlets.
+        is_open: Tells whether the connection that brings the calls is still in use. In
+            a pool of greenlets, calls of a lost one would start while others clean up.
         stays_for: Seconds for which a message may stay in a worker that does not
             acknowledge it.
         clock: Reads time.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (three have defaults)
         self,
         redlock: Redlock,
         timer: Any,
         hub: Any,
         *,
+        is_open: Callable[[], bool] = lambda: True,
         stays_for: float = _STAYS_FOR,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._timer, self._clock, self._stays_for = timer, clock, stays_for
-        self._redlock, self._hub = redlock, hub
+        self._redlock, self._hub, self._is_open = redlock, hub, is_open
         self._by_key: dict[Wanted, _KeyCalls] = {}
         self._calls: set[WaitingCall] = set()  # those with an entry in the timer
         self._news: deque[Callable[[], None]] = deque()
@@ -283,14 +288,14 @@ class EarlyStarts:
         Calls that were started since the last look may have taken the room that it saw.
         If all that are due started, they would fill the pool.
         """
-        if call.started_at:
+        if call.started_at or self._is_closed():
             return
         # A greenlet that is the entry would end itself with it.
         call.entry = None
         self._calls.discard(call)
         key_calls = self._by_key.get(call.waits.wanted) if call.waits_for_lock else None
         if key_calls is None:
-            call.start()
+            self._hand_over(call, None)
             return
         now = self._clock.monotonic()
         is_for_head = key_calls.room == OTHERS_FIRST and call is key_calls.head()
@@ -320,23 +325,42 @@ class EarlyStarts:
             )
 
     def _start(self, call: WaitingCall, key_calls: _KeyCalls) -> None:
-        """Hand a call to the pool, as Celery does when its countdown is over."""
+        """Let a call begin soon, as Celery does when its countdown is over."""
         entry, call.entry = call.entry, None
         self._calls.discard(call)
         call.started_at = self._clock.monotonic()
         key_calls.trying.add(call)
+        if self._hub is not None:
+            self._hand_over(call, entry)
+        else:
+            self._timer.call_after(0, self._hand_over, (call, entry))
+
+    def _hand_over(self, call: WaitingCall, entry: Any) -> None:
+        """Hand a call to the pool. A greenlet waits here while the pool is full."""
         if entry is not None:
             self._timer.cancel(entry)  # eventlet lets other greenlets run meanwhile
-        self._apply(call.start)
+        if not self._is_closed():
+            self._apply(call.start)
 
-    def accepted(self, call: WaitingCall) -> None:
-        """Note that a call has begun: in a moment it has its lock, or is refused.
+    def _is_closed(self) -> bool:
+        return self._is_stopped or not self._is_open()
+
+    def accepted(self, call: WaitingCall, pid: int) -> bool:
+        """Note that a call begins: in a moment it has its lock, or is refused.
+
+        Returns False if it must not begin. Only a pool of processes is given no more
+        calls than it has processes. A call has waited for a thread or a greenlet, and
+        may have been revoked, have expired, or come back with the next connection.
 
         This and ``ended`` may be called in any thread: a pool of threads does so.
         """
+        begins_here = self._hub is None or pid == os.getpid()
+        if begins_here and (self._is_closed() or call.request.revoked()):
+            return False
         self._in_loop(
             lambda: self._timer.call_after(_TRIES_FOR, self._has_tried, (call,))
         )
+        return True
 
     def ended(self, call: WaitingCall) -> None:
         """Note that a call needs its lock no more. Twice is harmless."""
@@ -417,8 +441,14 @@ class EarlyStartStep(bootsteps.StartStopStep):  # type: ignore[misc]
         stays_for = min(_STAYS_FOR, longest_wait(parent.app))
         if has_quorum_queues(parent.app):
             stays_for = 0.0  # each takes the place of another call in the prefetch
-        usual = self._timer.usual
-        self._timer.starts = EarlyStarts(redlock, usual, hub, stays_for=stays_for)
+        connection = parent.connection
+        self._timer.starts = EarlyStarts(
+            redlock,
+            self._timer.usual,
+            hub,
+            is_open=lambda: parent.connection is connection,
+            stays_for=stays_for,
+        )
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002  (Celery's)
         """Forget the calls of this connection."""

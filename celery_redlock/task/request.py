@@ -150,11 +150,17 @@ class RedlockRequest(Request):
         groups = getattr(eventer, "groups", None)
         return not groups or "task" in groups
 
-    def on_accepted(self, *args: Any, **kwargs: Any) -> Any:
-        """Tell `EarlyStarts` that the call tries for its lock now."""
-        if (call := self.redlock_waiting) is not None:
-            call.starts.accepted(call)
-        return super().on_accepted(*args, **kwargs)
+    def on_accepted(self, pid: int, *args: Any, **kwargs: Any) -> Any:
+        """Tell `EarlyStarts` that the call tries for its lock now.
+
+        Raises:
+            greenlet.GreenletExit, celery.exceptions.Ignore: It must not begin. A
+                greenlet ends so without a word, and a pool of threads drops each error.
+        """
+        call = self.redlock_waiting
+        if call is not None and not call.starts.accepted(call, pid):
+            raise getattr(sys.modules.get("greenlet"), "GreenletExit", Ignore)
+        return super().on_accepted(pid, *args, **kwargs)
 
     def _end_wait_of_success(self, *args: Any, **kwargs: Any) -> Any:
         """Tell `EarlyStarts` that this copy has ended."""

@@ -54,7 +54,7 @@ class Loop:
     def accepted(self, task_id: str) -> None:
         """Tell that a process of the pool has taken this call."""
         call = self.requests[task_id].redlock_waiting
-        call.starts.accepted(call)
+        call.starts.accepted(call, 1)
 
     def ended(self, task_id: str) -> None:
         """Tell that this copy of a call has ended."""

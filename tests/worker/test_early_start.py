@@ -26,6 +26,13 @@ def refused(here: Deployment, name: str, key: str, *args: object) -> AsyncResult
     return call
 
 
+def place_of(here: Deployment, call: AsyncResult) -> str | None:
+    """Return "scheduled", "reserved" or "active"; None if no worker has the call."""
+    answers = here.app.control.inspect().query_task(call.id) or {}
+    places = [calls[call.id][0] for calls in answers.values() if call.id in calls]
+    return places[0] if places else None
+
+
 def test_release_starts_one_call_after_another(early: Deployment, key: str) -> None:
     """Each ends and starts the next one, all long before their countdowns end.
 
@@ -68,6 +75,32 @@ def test_revoked_call_lets_the_next_one_start(early: Deployment, key: str) -> No
 
     assert call.get(timeout=WITHIN) == call.id
     until(lambda: revoked.state == states.REVOKED, what="the end of the revoked call")
+
+
+def test_call_that_is_revoked_while_the_pool_is_full_does_not_run(
+    early: Deployment, key: str
+) -> None:
+    """Its lock is free, but it has no place in the pool yet.
+
+    A revoke by a stamp stores no result, by which the call would know of it.
+    """
+    holder = early.begin("job", key)
+    stamps = {"stamped_headers": ["batch"], "stamps": {"batch": key}}
+    call = early.send("waiting-early", key, 0.0, headers=stamps)
+    early.until_received(call.id, 2)
+    for number in range(3):
+        early.begin("job", f"{key}-{number}")
+    last = early.send("job", f"{key}-last")
+    early.until_received(last.id, 1)
+    early.finish(key, holder)  # the last job takes its place
+    until(lambda: place_of(early, call) == "reserved", what="the start of the call")
+
+    early.app.control.revoke_by_stamped_headers({"batch": [key]}, reply=True)
+    early.stage.open_all(key)
+
+    assert last.get(timeout=WITHIN) == last.id
+    until(lambda: place_of(early, call) is None, what="the end of the revoked call")
+    assert [run.task_id for run in early.stage.runs(key)] == [holder.id]
 
 
 def test_call_starts_after_a_kill_of_the_holder(prefork: Deployment, key: str) -> None:
