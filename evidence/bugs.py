@@ -1294,4 +1294,18 @@ BUGS = (
             "test_chord_is_given_the_recorded_result_of_a_member_that_stores_none"
         ),
     ),
+    Bug(
+        name="watchdog-that-sleeps-for-ever",
+        effect=Effect.LOST,
+        text="In Python 3.10 a sleep of no time in the watchdog could last for ever. "
+        "It renewed no lease of the process any more, and announced no loss, until a "
+        "holder woke it.",
+        found_by=Finder.TESTS,
+        fixed_in="942be26",
+        way=Guard(
+            "tests/unit/lock/test_schedule.py::"
+            "test_sleep_until_now_returns_after_each_wake_up"
+        ),
+        note="CI runs the long tests in Python 3.11 alone.",
+    ),
 )
