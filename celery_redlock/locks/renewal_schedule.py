@@ -105,10 +105,10 @@ class RenewalSchedule:
 class WakeupQueue:
     """Watches that the thread has not planned yet, by the tokens of their leases.
 
-    Many threads put, one thread drains and sleeps. A thread that sleeps waits for a
-    lock which nobody holds for any work: `wake` releases it. So an exception that a
-    time limit throws into a holder leaves nothing locked. (A queue would do, but for
-    Python 3.10: there ``SimpleQueue.get(timeout=0.0)`` may wait for ever.)
+    Many threads put, one thread drains and sleeps. It sleeps on a lock that `wake`
+    releases, and that guards nothing. So an exception that a time limit throws into a
+    holder leaves no other thread waiting. (A queue would do, but for Python 3.10: there
+    ``SimpleQueue.get(timeout=0.0)`` may wait for ever.)
 
     Args:
         clock: Reads time.

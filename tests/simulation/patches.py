@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 import weakref
 from collections import deque
@@ -44,6 +43,9 @@ class Lock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT002  (as in threading)
         """Take it; wait for at most ``timeout`` seconds, or for ever if negative."""
+        if World.current.running is None and not self._owned:  # a client is made
+            self._owned = True
+            return True
         thread = current_thread()
         thread.process.checkpoint()
         if not self._owned:
@@ -64,6 +66,10 @@ class Lock:
             if self._waiters.popleft().wake():
                 return
         self._owned = False
+
+    def locked(self) -> bool:
+        """Tell whether a thread has taken it."""
+        return self._owned
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -132,42 +138,6 @@ class Event:
         return self._is_set
 
 
-class SimpleQueue:
-    """A queue with one reader."""
-
-    __slots__ = ("_items", "_reader")
-
-    def __init__(self) -> None:
-        self._items: deque[Any] = deque()
-        self._reader: SimThread | None = None
-
-    def put(self, item: Any) -> None:
-        """Append an item."""
-        self._items.append(item)
-        if self._reader is not None:
-            self._reader.wake()
-
-    def empty(self) -> bool:
-        """Tell whether it has no items."""
-        return not self._items
-
-    def get(self, timeout: float | None = None) -> Any:
-        """Take the first item; wait for one.
-
-        Raises:
-            queue.Empty: No item came within ``timeout`` seconds.
-        """
-        thread = current_thread()
-        thread.process.checkpoint()
-        if not self._items:
-            self._reader = thread
-            thread.park(timeout)
-            self._reader = None
-        if not self._items:
-            raise queue.Empty
-        return self._items.popleft()
-
-
 class _Threading:
     """Replaces the module ``threading``."""
 
@@ -193,13 +163,6 @@ class _LowLevelThreading:
     ) -> None:
         """Run the function in a new thread."""
         SimThread(target=function, args=args).start()
-
-
-class _Queue:
-    """Replaces the module ``queue``."""
-
-    SimpleQueue = SimpleQueue
-    Empty = queue.Empty
 
 
 class _Random:
@@ -280,7 +243,7 @@ _PATCHES: tuple[tuple[Any, str, Any], ...] = (
     (broadcast, "Waker", Waker),
     # A real process that ends waits for the requests of all; see `finish_requests`.
     (broadcast, "_all", weakref.WeakSet()),
-    (schedule, "queue", _Queue),
+    (schedule, "threading", _Threading),
     # With the real values all leases here, which last a second or two, are urgent.
     (schedule, "_LONGEST_SLEEP", 0.2),
     (schedule, "_SOON", 0.25),
