@@ -490,8 +490,8 @@ class Redlock:
 
         Returns:
             How many nodes still held the lock for this lease, by the time that a
-            majority had answered. All nodes are asked. A node that is away is asked
-            when it reconnects.
+            majority had answered. All nodes are asked. A node that is away, or must
+            not vote, is asked when it is back.
         """
         return self.carry_out(self.releasing(lease, keep=keep))
 
@@ -599,9 +599,9 @@ class Redlock:
             queues: The wait queue of each.
             prefix: The start of the token.
             keep: Seconds for which nodes keep the lock instead of deleting it.
-            since: Instant at which the lock was first asked for. A node that was away
-                ever since has nothing to release, and gets no release when it
-                reconnects.
+            since: Instant at which the lock was first asked for. A node that was
+                asked for nothing since then has nothing to release, and gets no
+                release when it is back.
         """
         return self.nodes.request(
             RELEASE,

@@ -104,7 +104,7 @@ class Node:
         self._connector = Connector(address, clock=clock, timeout=connect_timeout)
         self._conversation: _Conversation | None = None
         self._selector: selectors.BaseSelector | None = None
-        self._last_seen_at = 0.0
+        self._last_used_at = 0.0
         self._pending_releases = PendingReleases()
         self._down_because = ""
         # The requests that wait for the first connection, in order.
@@ -170,7 +170,7 @@ class Node:
             return
         for request in requests:
             if self.unfit_because:
-                request.fail(self._index, self.unfit_because)
+                self._fail(request, self.unfit_because)
             elif self.is_connecting:
                 self._backlog.append(request)
             else:
@@ -191,7 +191,7 @@ class Node:
         ended = self._conversation
         if ended is None:
             return
-        self._last_seen_at = self._clock.monotonic()
+        self._note_end()
         self._log.lost(reason)
         if self._selector:
             with contextlib.suppress(KeyError, ValueError):  # it has ended
@@ -330,7 +330,7 @@ class Node:
         self._down_because, self.suspect = reason, False
         self._backlog = deque(interrupted._backlog)
         if interrupted._conversation:
-            self._last_seen_at = self._clock.monotonic()
+            self._note_end()
             self._log.lost(reason)
             self._end(interrupted._conversation, reason)
             self._connector.hurry()
@@ -432,11 +432,17 @@ class Node:
             self._log.refused(refusal_of(str(error), request.script.source))
 
     def _fail(self, request: ScriptRequest, reason: str) -> None:
-        if self._conversation or self._last_seen_at >= request.resend_since:
+        is_used = self._conversation and not self.unfit_because
+        if is_used or self._last_used_at >= request.resend_since:
             self._pending_releases.add(request, self._clock.monotonic())
         request.fail(self._index, reason)
 
     # -- the connection ----------------------------------------------------------
+
+    def _note_end(self) -> None:
+        """Note until when requests were sent: never to a node that is unfit."""
+        if not self.unfit_because:
+            self._last_used_at = self._clock.monotonic()
 
     def _end(
         self, ended: _Conversation, reason: str, *, may_be_done: bool = True

@@ -1,8 +1,8 @@
-"""Releases to resend: when a node reconnects, or some time after it refused them.
+"""Releases to resend: when a node is back, or some time after it refused them.
 
-A release without an answer is sent once when there is a connection again, and once more
-a second later: the node may still find an acquire or a renewal in the buffers of the
-broken connection, and run it after the first release.
+A node is back when it has a connection again and may vote. A release without an answer
+is sent then, and once more a second later: the node may still find an acquire or a
+renewal in the buffers of the broken connection, and run it after the first release.
 
 A release that a node answered with an error (-BUSY, -LOADING, -NOREPLICAS, -OOM,
 -READONLY, any other) is sent again after a pause, which doubles each time.

@@ -221,7 +221,7 @@ class ScriptRequest:
         resend_until: Instant until which the request is resent to a node that could
             not be reached, or that answered with an error. 0 for a request that can be
             dropped.
-        resend_since: Instant. Nodes that were away ever since are left out.
+        resend_since: Instant. Nodes that were sent nothing since then are left out.
         resends: How many times it was sent before.
 
     Raises:
@@ -465,7 +465,7 @@ class Nodes:
             args: Its ARGV.
             done_when: Tells from the votes whether there is nothing to wait for.
             resend: Whether a node that is away, or refuses it, gets it again later.
-            resend_since: Instant. Nodes that were away ever since are left out.
+            resend_since: Instant. Nodes that were sent nothing since then are left out.
             is_obsolete: Called just before sending. If it returns True, nothing is
                 sent.
         """

@@ -23,6 +23,7 @@ from celery_redlock.errors import (
 from celery_redlock.locking import watchdog_of
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.inspect import node_status
+from celery_redlock.wire.broadcast import Broadcast
 from celery_redlock.wire.quorum import VoteKind
 from tests.harness.tcp import ScriptedServer, proxies
 from tests.nodes.support import (
@@ -42,10 +43,11 @@ from tests.nodes.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from celery_redlock.devnodes import DevNode
     from celery_redlock.locks.lease import Lease
+    from celery_redlock.wire.node import Node
 
 
 # -- Servers that get no vote ------------------------------------------------------
@@ -163,6 +165,26 @@ def test_node_that_may_evict_has_no_vote(
         until(lambda: kinds(redlock.check().ballot) == [VoteKind.QUARANTINED])
 
 
+def test_release_reaches_a_node_that_had_no_vote_when_it_was_sent(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """It gets the release when it votes again. Else the lock stays until its ttl."""
+    with client(three_nodes) as redlock:
+        lease = redlock.acquire(key)
+        for node in three_nodes.nodes:
+            set_policy(node, "allkeys-lru")
+            node.command("CLIENT", "KILL", "TYPE", "normal")
+        until(lambda: "may evict" in str(redlock.check().problems))
+        until(lambda: all(it.unfit_because for it in nodes_of(redlock)))
+        assert redlock.release(lease) == 0
+        for node in three_nodes.nodes:
+            set_policy(node, "noeviction")
+
+        until(lambda: not redlock.check().problems)
+
+        until_nothing_is_left(three_nodes, key)
+
+
 def test_one_server_under_two_names_is_one_vote(
     start_nodes: StartNodes, key: str
 ) -> None:
@@ -176,6 +198,39 @@ def test_one_server_under_two_names_is_one_vote(
             with client(urls, prefix=f"{number}", restart_guard=False) as redlock:
                 refusal(redlock, key, says="list each one once")
                 assert "the same server as" in str(redlock.check().problems)
+
+
+def test_no_release_waits_for_a_node_that_never_had_a_vote(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """It has granted nothing, also where it was connected to time after time."""
+    set_policy(three_nodes.nodes[0], "allkeys-lru")
+    with client(three_nodes) as redlock:
+        lease = granted(redlock, key)
+        misfit = nodes_of(redlock)[0]
+        until(lambda: misfit.unfit_because)
+        first = misfit.facts
+
+        def is_connected_anew() -> bool:
+            redlock.inspect(key)
+            return misfit.facts is not None and misfit.facts is not first
+
+        until(is_connected_anew)
+        assert redlock.release(lease) == 2
+
+        assert not misfit.has_pending
+
+
+def nodes_of(redlock: Redlock) -> Sequence[Node]:
+    """Return the nodes of a service, as its transport knows them."""
+    assert isinstance(redlock.transport, Broadcast)
+    return redlock.transport.nodes
+
+
+def set_policy(node: DevNode, policy: str) -> None:
+    """Have a node with a limit of its memory evict keys by this policy."""
+    node.command("CONFIG", "SET", "maxmemory", "1gb")
+    node.command("CONFIG", "SET", "maxmemory-policy", policy)
 
 
 @pytest.mark.parametrize(
