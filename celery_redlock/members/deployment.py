@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from celery_redlock.members.restart_guard import RestartGuard
-    from celery_redlock.wire.client import NodeClient, PerNode
+    from celery_redlock.wire.client import NodeClient
     from celery_redlock.wire.quorum import Ballot
     from celery_redlock.wire.url import NodeAddress
 
@@ -118,37 +118,6 @@ def check_new(
         return config, locks, left
 
     nodes = each_node(addresses, look, timeout=timeout)
-    _refuse_what_is_not_new(guard, nodes)
-
-
-def unusable(label: str, reason: str) -> str:
-    """Return the error text for a node that cannot be read or written at the start.
-
-    Args:
-        label: Its name.
-        reason: Why; reads on after its name. It may have the remedy, after a ``;``.
-    """
-    fact, *advice = reason.split("; ", 1)
-    remedy = "start or repair it, or remove it from the list of nodes"
-    if fact.startswith("grants no lock"):  # it runs
-        remedy = f"`{COMMAND} doctor` says what to do"
-    remedy = "".join(advice) or remedy
-    return (
-        f"Node {label} {fact}. It may hold live locks, so nothing was changed. "
-        f"{remedy[0].upper()}{remedy[1:]}."
-    )
-
-
-def _refuse_what_is_not_new(
-    guard: RestartGuard, nodes: PerNode[tuple[str, int, float]]
-) -> None:
-    """Raise an error where a node shows that its deployment is not new.
-
-    Args:
-        guard: The deployment's restart guard.
-        nodes: Of each node the view that it has stored, the number of locks, and the
-            seconds of its quarantine that are left.
-    """
     for label, reason in nodes.unseen.items():
         raise RedlockError(unusable(label, reason))
     for label, (config, locks, left) in nodes.results.items():
@@ -174,6 +143,24 @@ def _refuse_what_is_not_new(
                 "changed. Nodes that do not vote yet come to it by themselves. For a "
                 "new start, stop all workers, wait for one max_ttl, and run it again."
             )
+
+
+def unusable(label: str, reason: str) -> str:
+    """Return the error text for a node that cannot be read or written at the start.
+
+    Args:
+        label: Its name.
+        reason: Why; reads on after its name. It may have the remedy, after a ``;``.
+    """
+    fact, *advice = reason.split("; ", 1)
+    remedy = "start or repair it, or remove it from the list of nodes"
+    if fact.startswith("grants no lock"):  # it runs
+        remedy = f"`{COMMAND} doctor` says what to do"
+    remedy = "".join(advice) or remedy
+    return (
+        f"Node {label} {fact}. It may hold live locks, so nothing was changed. "
+        f"{remedy[0].upper()}{remedy[1:]}."
+    )
 
 
 def _forget_what_does_not_vote(guard: RestartGuard) -> None:
