@@ -152,10 +152,6 @@ class Keyspace:
 
     # -- hashes ----------------------------------------------------------------------
 
-    def hget(self, name: bytes, field: bytes) -> bytes | None:
-        """Return one field of a hash (HGET)."""
-        return self.hgetall(name).get(field)
-
     def hgetall(self, name: bytes) -> Mapping[bytes, bytes]:
         """Return a hash, empty if there is none (HGETALL)."""
         entry = self._at(name, HASH)

@@ -148,7 +148,7 @@ class Server:
         redis = self.node.redis
         redis.look_at_clock()
         if command == b"HMGET":
-            return [redis.hget(name, field) for field in args]
+            return [redis.hgetall(name).get(field) for field in args]
         if command == b"TIME":
             return [b"%d" % part for part in divmod(redis.now_us(), 1_000_000)]
         prefix = args[1].removesuffix(b"*")  # of SCAN 0 MATCH lock:* COUNT n
@@ -220,14 +220,14 @@ class Server:
     @property
     def config(self) -> str:
         """The fields that it has stored about its membership."""
-        return (self.node.redis.hget(_META, b"config") or b"").decode()
+        return (self.node.redis.hgetall(_META).get(b"config") or b"").decode()
 
     @property
     def votes(self) -> bool:
         """Whether it votes for clients with its view in this process."""
         redis = self.node.redis
-        is_same = redis.hget(_META, b"replid") == redis.replid
-        return is_same and redis.hget(_META, b"votes") is not None
+        is_same = redis.hgetall(_META).get(b"replid") == redis.replid
+        return is_same and redis.hgetall(_META).get(b"votes") is not None
 
     @property
     def is_closed(self) -> bool:

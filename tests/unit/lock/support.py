@@ -170,7 +170,8 @@ def forget(nodes: FakeNodes, *indexes: int, key: str = "k") -> None:
 def counters(nodes: FakeNodes, field: bytes = STRIPE_OF_K) -> list[int]:
     """Return one fence counter of each node; 0 where there is none."""
     return [
-        int(node.memory.redis.hget(b"redlock:meta", field) or 0) for node in nodes.nodes
+        int(node.memory.redis.hgetall(b"redlock:meta").get(field) or 0)
+        for node in nodes.nodes
     ]
 
 

@@ -47,7 +47,7 @@ PAUSE = 0.3  # seconds, longer than the guard pauses between two tries
 
 def field(nodes: FakeNodes, index: int, name: str) -> str:
     """Return what one node knows of itself."""
-    found = nodes.nodes[index].memory.redis.hget(b"redlock:meta", name.encode())
+    found = nodes.nodes[index].memory.redis.hgetall(b"redlock:meta").get(name.encode())
     return (found or b"").decode()
 
 
