@@ -141,7 +141,7 @@ def wanted(
             "limit is for one key. Write the limit of each of several keys, such as "
             '{"tenant:1": 1, "imports": 10}.'
         )
-    starts, period = (0, 0.0) if rate is None else rate_of("rate", rate)
+    starts, period = (0, 0.0) if rate is None else rate_of(rate)
     most = (starts or 1) if limit is None else limit_of("limit", limit)
     limits = [Limit(one, 1 if keys[1:] else most) for one in keys]
     if isinstance(key, Mapping):
@@ -167,7 +167,7 @@ def mosts_of(
     """
     if keys is not None:
         return dict(keys) if isinstance(keys, Mapping) else dict.fromkeys(keys, 1)
-    return {"": limit or (1 if rate is None else rate_of("rate", rate)[0])}
+    return {"": limit or (1 if rate is None else rate_of(rate)[0])}
 
 
 def limit_of(name: str, value: Any) -> int:
@@ -188,11 +188,10 @@ def limit_of(name: str, value: Any) -> int:
     return int(value)
 
 
-def rate_of(name: str, value: Any) -> tuple[int, float]:
+def rate_of(value: Any) -> tuple[int, float]:
     """Return a rate as the number of starts and the period in seconds.
 
     Args:
-        name: The name of the option, for the error.
         value: ``"10/m"``, also with ``s``, ``h`` or ``d``; or a number and the period
             in seconds or as a ``timedelta``: ``(10, timedelta(minutes=5))``.
 
@@ -207,19 +206,19 @@ def rate_of(name: str, value: Any) -> tuple[int, float]:
         case str():
             found = _RATE.fullmatch(value.replace(" ", ""))
             if not found:
-                raise ConfigurationError(f"{name} is {value!r}. {remedy}.")
+                raise ConfigurationError(f"rate is {value!r}. {remedy}.")
             if found[2] not in _UNITS:
                 raise ConfigurationError(
-                    f"{name} is {value!r}; there is no unit {found[2]!r}. {remedy}."
+                    f"rate is {value!r}; there is no unit {found[2]!r}. {remedy}."
                 )
             starts, period = int(found[1]), _UNITS[found[2]]
         case (int() as starts, int() | float() | timedelta() as given):
-            period = seconds_of(f"The period of {name}", given)
+            period = seconds_of("The period of rate", given)
         case _:
-            raise ConfigurationError(f"{name} is {value!r}. {remedy}.")
+            raise ConfigurationError(f"rate is {value!r}. {remedy}.")
     if isinstance(starts, bool) or not 1 <= starts <= MOST_PERMITS:
         raise ConfigurationError(
-            f"{name} is {value!r}; the number of starts must be from 1 to "
+            f"rate is {value!r}; the number of starts must be from 1 to "
             f"{MOST_PERMITS}. For more, shorten the period: 6000/h is 100/m."
         )
     return starts, period

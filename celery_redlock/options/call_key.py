@@ -129,7 +129,7 @@ class KeyRule:
                     self._wire_defaults[name] = _OF_CATCH_ALL[parameter.kind]
         self._check_names(what, are_several=keys is not None)
         rate = options.rate
-        self._limit, self._rate = options.limit, rate and rate_of("rate", rate)
+        self._limit, self._rate = options.limit, rate and rate_of(rate)
         self._mosts: dict[str, int] = options.mosts
         self._takes_several, self._has_limits = keys is not None, options.has_permits
 

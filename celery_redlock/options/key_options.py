@@ -88,7 +88,7 @@ class LimitOptions(KeyOptions):
             for text, most in self.keys.items():
                 limit_of(f"The limit of the key {text!r}", most)
         if self.rate is not None:
-            rate_of("rate", self.rate)
+            rate_of(self.rate)
 
     @property
     def mosts(self) -> dict[str, int]:

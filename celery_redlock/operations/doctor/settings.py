@@ -284,7 +284,7 @@ def rates(it: LockTask, case: Case) -> Iterator[Finding]:
     """
     if it.options.rate is None or not case.redlock.guard.enabled:
         return
-    timing, (_, period) = case.redlock.timing, rate_of("rate", it.options.rate)
+    timing, (_, period) = case.redlock.timing, rate_of(it.options.rate)
     if period > timing.max_ttl:
         yield Finding(
             "rate",

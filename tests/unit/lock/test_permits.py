@@ -489,7 +489,7 @@ def test_limit_of_a_key_is_named_in_the_error() -> None:
 )
 def test_rate_is_read(value: Any, starts: int, period: float) -> None:
     """As a text with a unit, or as a number and a period."""
-    assert rate_of("rate", value) == (starts, period)
+    assert rate_of(value) == (starts, period)
 
 
 @pytest.mark.parametrize("key", ["imports#2", "imports@1"])
