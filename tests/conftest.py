@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import hypothesis
 import psutil
 import pytest
+import redis
 from celery._state import _on_app_finalizers
 from celery.app import builtins
 
@@ -104,11 +105,17 @@ def with_long(
 _LEFT_OPEN = r"Exception ignored in. <ssl\.SSLSocket"
 
 
+# redis-py 5.0 leaves a unix socket open that it cannot connect.
+_UNIX_LEFT_OPEN = r"Exception ignored in. <socket\.socket [^>]*family=.*AF_UNIX"
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Ignore what CPython leaves open."""
-    if sys.version_info < (3, 13):
-        warning = "pytest.PytestUnraisableExceptionWarning"
-        config.addinivalue_line("filterwarnings", f"ignore:{_LEFT_OPEN}:{warning}")
+    """Ignore what CPython and redis-py leave open."""
+    left_open = [_LEFT_OPEN] * (sys.version_info < (3, 13))
+    left_open += [_UNIX_LEFT_OPEN] * redis.__version__.startswith("5.0.")
+    warning = "pytest.PytestUnraisableExceptionWarning"
+    for message in left_open:
+        config.addinivalue_line("filterwarnings", f"ignore:{message}:{warning}")
 
 
 @pytest.hookimpl(wrapper=True)

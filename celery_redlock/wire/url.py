@@ -112,7 +112,7 @@ class NodeAddress:
         kind = options.pop("connection_class", Connection)
         if kind.__name__ != "UnixDomainSocketConnection":
             options.setdefault("socket_keepalive", True)
-            options.setdefault("socket_connect_timeout", timeout)
+        options.setdefault("socket_connect_timeout", timeout)
         options.setdefault("socket_timeout", timeout)
         options |= {"protocol": 2, "retry": Retry(NoBackoff(), 0), **_introduction()}
         options["decode_responses"] = False  # scripts reply with bytes of any kind
@@ -120,6 +120,8 @@ class NodeAddress:
         if self.url.scheme == "rediss":
             options.setdefault("ssl_password", _no_password)
         connection: AbstractConnection = kind(**options)
+        # redis-py 5.0.3 forgets it for unix sockets.
+        connection.socket_timeout = options["socket_timeout"]
         return connection
 
     @property

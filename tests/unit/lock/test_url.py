@@ -134,13 +134,17 @@ def test_connection_reads_bytes_whatever_the_url_says() -> None:
     assert not address.connection(0.5).encoder.decode_responses
 
 
-def test_connection_has_the_timeout() -> None:
+@pytest.mark.parametrize("url", ["redis://a", "rediss://a", "unix:///s"])
+def test_connection_has_the_timeout(url: str) -> None:
     """A timeout in the URL takes precedence."""
-    connection: Any = parse_node("redis://a").connection(0.5)
-    assert (connection.socket_connect_timeout, connection.socket_timeout) == (0.5, 0.5)
 
-    connection = parse_node("redis://a?socket_connect_timeout=3").connection(0.5)
-    assert (connection.socket_connect_timeout, connection.socket_timeout) == (3, 0.5)
+    def timeouts(of: str) -> tuple[float | None, float | None]:
+        connection: Any = parse_node(of).connection(0.5)
+        return connection.socket_connect_timeout, connection.socket_timeout
+
+    assert timeouts(url) == (0.5, 0.5)
+    assert timeouts(f"{url}?socket_connect_timeout=3") == (3, 0.5)
+    assert timeouts(f"{url}?socket_timeout=3") == (0.5, 3)
 
 
 def test_connection_of_redis_py_tries_once() -> None:
