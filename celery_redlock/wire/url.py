@@ -34,6 +34,8 @@ _DEFAULT_PORT = 6379
 _LONGEST_GREETING = 1 << 20  # bytes
 _GREETING_TAKES = 10  # times as long as one part of it may take
 _NODE_TIMEOUT, _STORE_TIMEOUT = 0.05, 0.5  # seconds
+# From Python 3.13 on, a guess of what was meant may follow.
+_UNKNOWN_OPTION = r"unexpected keyword argument '(.*?)'(?:\. Did you mean .*)?$"
 _QUOTE = (
     "a port must be a number, and the characters / ? # @ : % of a password are "
     "written %2F %3F %23 %40 %3A %25"
@@ -256,9 +258,9 @@ def _read(spec: Any) -> NodeAddress:
             f"The node URL {url} cannot be used: {reason}."
         ) from None
     except (TypeError, ValueError) as error:
-        option = str(error).partition("unexpected keyword argument ")[2].strip("'")
         reason = f"{_QUOTE}."
-        if option:
+        if unknown := re.search(_UNKNOWN_OPTION, str(error)):
+            option = unknown[1]
             reason = f"there is no option {option!r}. {_instead_of(option, url)}"
         raise ConfigurationError(
             f"The node URL {url} cannot be used: {reason}"
