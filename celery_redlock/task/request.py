@@ -79,7 +79,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_DIED = (WorkerLostError, Terminated, SystemExit)
+_EXITS = (SystemExit, KeyboardInterrupt)
+_DIED = (WorkerLostError, Terminated)
 # Ends of a call that Celery stores, or that store nothing.
 _NO_LOSS = (Ignore, Reject, Retry, MemoryError, TimeLimitExceeded)
 _LOOK_EVERY, _LOOK_FOR = 0.05, 60.0  # seconds
@@ -177,6 +178,12 @@ class RedlockRequest(Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
+        if isinstance(error, _EXITS):
+            # The child ends. Celery before 5.7 takes that for an error of the body: it
+            # acknowledges the message, and fails to store the error.
+            is_over = self._already_cancelled or self._already_revoked
+            kind = Terminated if is_over else WorkerLostError
+            error = exc_info.exception = kind(f"The body ended its process: {error!r}")
         comes_back = self._comes_back(error)
         if comes_back:
             self._keep_in_line()
@@ -215,7 +222,7 @@ class RedlockRequest(Request):
             return not acks_timeouts(task)
         if self._already_cancelled:  # the connection was lost
             return isinstance(error, _DIED)
-        is_lost = isinstance(error, (WorkerLostError, SystemExit))
+        is_lost = isinstance(error, WorkerLostError)
         return bool(is_lost and task.reject_on_worker_lost and not retries_lost(task))
 
     def _is_retried(self) -> bool:

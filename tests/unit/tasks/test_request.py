@@ -593,6 +593,42 @@ def test_killed_child_ends_the_entries_of_a_job_that_does_not_come_back(
     assert place.before == late
 
 
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # in Celery
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("exits_with", [SystemExit, KeyboardInterrupt])
+def test_call_whose_body_exits_has_lost_its_child(
+    worker: Worker,
+    start_nodes: Callable[..., DevNodes],
+    child: subprocess.Popen[bytes],
+    exits_with: type[BaseException],
+    *,
+    late: bool,
+) -> None:
+    """It comes back with ``reject_on_worker_lost``, and else it has failed.
+
+    billiard 4.3 reports it as an error of the body. Celery before 5.7 acknowledges the
+    message of such an error, and cannot store it.
+    """
+    worker.app.conf.result_backend = start_nodes(1).urls[0]
+    worker.leased_job(acks_late=late, reject_on_worker_lost=late)
+    outcomes: list[str] = []
+    callbacks = {
+        "on_ack": lambda *_: outcomes.append("acked"),
+        "on_reject": lambda *rejected: outcomes.append("requeued" * rejected[-1]),
+    }
+    request = receive(worker, redlock=claim(worker, "k"), received=callbacks)
+    request.worker_pid = child.pid
+
+    request.on_failure(failure(exits_with()))
+    kill(child)
+
+    assert outcomes == ["requeued"] * late
+    until(lambda: list(worker.claims("k")) == [worker.call_id] * late)
+    result = worker.app.AsyncResult(request.id)
+    assert result.state == (states.PENDING if late else states.FAILURE)
+    assert late or isinstance(result.result, WorkerLostError)
+
+
 @pytest.mark.parametrize("ends", ["killed", "revoked"])
 def test_candidate_of_a_call_that_is_shown_under_another_name_ends(
     worker: Worker, child: subprocess.Popen[bytes], ends: str
