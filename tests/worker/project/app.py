@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
+from kombu.transport.redis import Channel, QoS, Transport
 
 from tests.worker.project import (  # noqa: F401  (they register)
     followers,
@@ -41,6 +42,19 @@ COMMON = {
     "worker_log_format": LOG_FORMAT,
     "worker_task_log_format": LOG_FORMAT,
 }
+
+
+if not hasattr(Channel, "unacked_restore_interval"):  # before kombu 5.7
+    # No option says how often a worker looks for calls that were not acknowledged: each
+    # 100 s. Tests ask for each second, see `redelivery`.
+    QoS.restore_visible.__defaults__ = (0, 10, 1)
+    _register: Any = Transport.register_with_event_loop
+
+    def _look_each_second(self: Any, connection: Any, loop: Any) -> None:
+        _register(self, connection, loop)
+        loop.call_repeatedly(1, self.cycle.maybe_restore_messages)
+
+    Transport.register_with_event_loop = _look_each_second  # type: ignore[method-assign]
 
 
 def create_app(settings: Mapping[str, Any]) -> Celery:
