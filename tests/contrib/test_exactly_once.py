@@ -488,10 +488,16 @@ def test_chain_goes_on_with_a_result_whose_serializer_is_not_accepted(
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # in Celery
 def test_chord_is_given_the_recorded_result_of_a_member_that_stores_none(
-    worker: Worker, ledger: Ledger, name: str, redis: DevNodes
+    worker: Worker,
+    ledger: Ledger,
+    name: str,
+    redis: DevNodes,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its process is killed after the commit, and before Celery counts it."""
     worker.app.conf.result_backend = redis.urls[0]
+    # Celery 5.5 asks the current app for the results of the chord.
+    monkeypatch.setattr("celery._state._tls.current_app", worker.app)
     add = adding(worker, ledger, ignore_result=True)
     member = {"id": name, "group": name, "group_index": 0, "chord": dict(add.s())}
     backend = add.backend
