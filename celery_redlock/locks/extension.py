@@ -16,9 +16,10 @@ never resurrects. The new validity counts from before the first send.
 A node that has restarted with its data extends a lock that it still has, before it
 votes again. RESTORE needs a vote.
 
-RESTORE is not sent once the release has begun. The transport asks for that at the
-moment of sending, so no release can come between. A node on which another client holds
-the key is left alone. RESTORE also brings the lock to nodes that were away at acquire.
+RESTORE is not sent once the release has begun: the transport asks for that when it
+takes the request from its queue. A release that begins later follows it on each
+connection. A node on which another client holds the key is left alone. RESTORE also
+brings the lock to nodes that were away at acquire.
 
 A client whose view lags repeats the renewal with the view that the nodes have told: in
 between nothing is wrong with them. Its validity counts from before the first try.
