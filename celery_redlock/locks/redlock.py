@@ -23,6 +23,7 @@ and, for what that page leaves open, ``locks.fence`` and ``members.restart_guard
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -318,14 +319,15 @@ class Redlock:
         try:
             while True:
                 began = self.clock.monotonic()
+                if outcome is not None and holder.started:  # not since it began to wait
+                    holder = replace(holder, started=self.clock.wall())
                 outcome = yield from self._attempt(
                     key, ttl, new_token(base), holder, choice
                 )
                 if isinstance(outcome, Lease):
                     return outcome
-                if (yield from self._recover(outcome.ballot)):
-                    continue
-                if choice is not None and choice.tries_others():
+                helps = yield from self._recover(outcome.ballot)
+                if helps or (choice is not None and choice.tries_others()):
                     continue
                 tries, now = tries + 1, self.clock.monotonic()
                 if self.listener and now < give_up_at and isinstance(outcome, LockHeld):

@@ -246,6 +246,21 @@ def test_acquire_waits_for_nodes_to_come_back(site: Site) -> None:
     assert lease.is_valid()
 
 
+@pytest.mark.parametrize("given", [None, Holder.here(task="t", started=1.5)])
+def test_holder_that_waited_is_shown_since_its_grant(
+    site: Site, given: Holder | None
+) -> None:
+    """Its age is the time for which it has the lock, without its wait."""
+    hold(site.nodes, 0, 1, 2)
+    site.clock.at(3.0, lambda: forget(site.nodes, 0, 1, 2))
+
+    site.redlock.acquire("k", wait=5.0, holder=given)
+
+    holder = site.redlock.inspect("k").holder
+    assert holder
+    assert holder.started == pytest.approx(site.clock.wall(), abs=0.001)
+
+
 # -- validity --------------------------------------------------------------------------
 
 
