@@ -65,7 +65,7 @@ from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.members.configuration import Configuration
 from celery_redlock.members.view import JOINED, UNKNOWN, View
-from celery_redlock.wire.quorum import Ballot, VoteKind
+from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
 from celery_redlock.wire.requests import all_answered
 
 if TYPE_CHECKING:
@@ -191,13 +191,7 @@ class RestartGuard:
             request had. Another thread may have taken it over meanwhile.
         """
         told = Counter(vote.value for vote in ballot.votes if vote and vote.value)
-        views = {
-            text: view
-            for text in told
-            if text.startswith("format")
-            and (view := View.parse(text))
-            and view.configuration == self.configuration
-        }
+        views = {text: view for text in told if (view := self._view_in(text))}
         text = max(views, key=lambda text: (told[text], text), default="")
         if not text:
             return False
@@ -214,6 +208,22 @@ class RestartGuard:
             return True
         is_other = not views[text].is_same_epoch(merged)
         return is_other and told[text] >= ballot.quorum and self.use(views[text])
+
+    def _view_in(self, text: str) -> View | None:
+        """Return the view that a node has refused us with, if it has our settings."""
+        view = View.parse(text) if text.startswith("format") else None
+        return view if view and view.configuration == self.configuration else None
+
+    def was_unknown(self, vote: Vote) -> bool:
+        """Tell whether a node has refused a request from before this client had a view.
+
+        So it is with the first request of each process: the node is well, and this
+        client asks again.
+        """
+        if vote.kind is not VoteKind.REFUSED or not vote.value:
+            return False
+        is_first = self.view is None and self._view_in(vote.value) is not None
+        return is_first or vote.value == self.config
 
     def has_work(self, ballot: Ballot) -> bool:
         """Tell whether nodes that did not vote on this ballot can be helped.

@@ -42,7 +42,7 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.metrics.collector import StateCollector
-from celery_redlock.metrics.instruments import instruments_in
+from celery_redlock.metrics.instruments import OTHER_VIEW, instruments_in
 from celery_redlock.wire.broadcast import Broadcast
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
+    from celery_redlock.members.restart_guard import RestartGuard
     from celery_redlock.wire.quorum import Vote
     from celery_redlock.wire.requests import ScriptRequest
 
@@ -161,15 +162,16 @@ class Metrics(Observer):
         if self._broadcast is not None:
             return
         try:
-            transport = runtime_of(self.app).redlock.transport
+            redlock = runtime_of(self.app).redlock
         except ConfigurationError:
             return  # a worker with locks ends with this error; one without may run
-        if isinstance(transport, Broadcast):
-            self._broadcast = transport
-            transport.observer = partial(self._observer, transport)
+        if isinstance(redlock.transport, Broadcast):
+            self._broadcast = redlock.transport
+            observer = partial(self._observer, redlock.transport, redlock.guard)
+            redlock.transport.observer = observer
 
     def _observer(
-        self, broadcast: Broadcast, request: ScriptRequest
+        self, broadcast: Broadcast, guard: RestartGuard, request: ScriptRequest
     ) -> Callable[[int, Vote], None]:
         labels = request.ballot.labels
         asked_at = SYSTEM_CLOCK.monotonic()
@@ -180,7 +182,8 @@ class Metrics(Observer):
                 # Without a caller that waits, a reply lies there until the next look.
                 is_known = request.asked_by or broadcast.blind_for < seconds / 2
                 latency = seconds if is_known else None
-                self._instruments.on_answer(labels[index], vote, latency)
+                answer = OTHER_VIEW if guard.was_unknown(vote) else None
+                self._instruments.on_answer(labels[index], vote, latency, answer)
             except Exception:
                 # The disk may be full. The vote itself is not affected.
                 log.exception("An answer of %s was not counted.", labels[index])

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from celery_redlock.policies import Conflict, ConflictDecision, Decision
     from celery_redlock.wire.quorum import Vote
 
+OTHER_VIEW = "other_view"
+"""The answer of a node to the first request of a process: no error, it asks again."""
+
 _LATE_AT = 1 / 2  # of the ttl
 _WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BACKLOGS = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14_400, 86_400)
@@ -224,10 +227,15 @@ class Instruments:
         with counting():
             self._terms_lost.labels(term.lease.key).inc(lost)
 
-    def on_answer(self, node: str, vote: Vote, latency: float | None) -> None:
-        """Count the answer of a node, and observe its latency in seconds, if known."""
+    def on_answer(
+        self, node: str, vote: Vote, latency: float | None, answer: str | None = None
+    ) -> None:
+        """Count the answer of a node, and observe its latency in seconds, if known.
+
+        ``answer`` is the word for it; by default that of the kind of the vote.
+        """
         with counting():
-            self._answers.labels(node, vote.kind.name.lower()).inc()
+            self._answers.labels(node, answer or vote.kind.name.lower()).inc()
             if vote.kind is not VoteKind.SILENT and latency is not None:
                 self._latency.labels(node).observe(latency)
 

@@ -93,6 +93,25 @@ def test_children_of_a_prefork_worker_are_scraped_from_its_parent(
 
 @pytest.mark.several_nodes
 @pytest.mark.long
+def test_new_processes_count_no_error_of_a_node(metered: Start, key: str) -> None:
+    """Each asks with the view of no node first, and learns theirs by the answer."""
+    it = metered(concurrency=1, options=("--max-tasks-per-child", "1"))
+    for number in range(3):
+        it.deployment.send("quick", f"{key}-{number}").get(timeout=60)
+
+    for label in labels(it.deployment.nodes):
+        it.until_at_least(3, "redlock_node_answers_total", node=label, answer="granted")
+    answers = {
+        dict(told)["answer"]
+        for name, told in it.samples()
+        if name == "redlock_node_answers_total"
+    }
+    assert "other_view" in answers
+    assert not answers & {"refused", "silent"}
+
+
+@pytest.mark.several_nodes
+@pytest.mark.long
 def test_loss_and_outage_are_scraped(
     metered: Start, frail_nodes: LockNodes, stage: Stage, key: str
 ) -> None:
