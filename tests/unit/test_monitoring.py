@@ -201,15 +201,84 @@ def test_alert_rules_fire_when_they_should() -> None:
     promtool("test", "rules", "alerts.test.yml", folder=FOLDER)
 
 
+def chosen(query: str) -> str:
+    """Return a query as Grafana asks it, for all jobs and tasks."""
+    query = re.sub(r"\$(job|task)", ".*", query)
+    return query.replace("$__rate_interval", "1m")
+
+
 def test_queries_of_the_dashboard_are_valid(tmp_path: Path) -> None:
     """The checker of Prometheus accepts them after Grafana has set the variables."""
     lines = ["groups:", "- name: dashboard", "  rules:"]
     for number, query in enumerate(queries()):
         if query.startswith("label_values"):
             continue
-        chosen = re.sub(r"\$(job|task)", ".*", query)
-        chosen = chosen.replace("$__rate_interval", "1m")
-        lines += [f"  - record: q:{number}", f"    expr: {json.dumps(chosen)}"]
+        lines += [f"  - record: q:{number}", f"    expr: {json.dumps(chosen(query))}"]
     (tmp_path / "dashboard.yml").write_text("\n".join(lines), encoding="utf-8")
 
     promtool("check", "rules", "dashboard.yml", folder=tmp_path)
+
+
+def asked(
+    query: str, series: dict[str, str], at: str, answer: dict[str, int], folder: Path
+) -> None:
+    """Assert that Prometheus answers a query so, at a time after these samples."""
+    samples = [{"labels": f"{{{of}}}", "value": value} for of, value in answer.items()]
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": n, "values": v} for n, v in series.items()],
+        "promql_expr_test": [
+            {"expr": chosen(query), "eval_time": at, "exp_samples": samples}
+        ],
+    }
+    # JSON is YAML.
+    (folder / "query.yml").write_text(json.dumps({"tests": [test]}), encoding="utf-8")
+    promtool("test", "rules", "query.yml", folder=folder)
+
+
+JOB = "task='t'"
+LOST = "task='t', decision='abort'"
+BEAT = "election='e'"
+
+
+@pytest.mark.parametrize(
+    ("title", "name", "labels", "at", "answer"),
+    [
+        ("Losses in 24 h", "losses", LOST, "24h5m", {"": 2}),
+        ("Late renewals in 24 h", "late_renewals", JOB, "24h5m", {"": 2}),
+        ("Outages and losses", "losses", LOST, "8m15s", {LOST: 1}),
+        ("Outages and losses", "outages", LOST, "8m15s", {LOST: 1}),
+        ("Outages and losses", "losses", LOST, "15m", {LOST: 0}),
+        ("Leadership", "elections", BEAT, "8m15s", {BEAT: 1}),
+        ("Leadership", "terms_lost", BEAT, "8m15s", {BEAT: 1}),
+    ],
+)
+def test_panels_count_what_a_series_begins_with(  # noqa: PLR0913, PLR0917
+    tmp_path: Path, title: str, name: str, labels: str, at: str, answer: dict[str, int]
+) -> None:
+    """The first loss of a process makes its series: nothing increases in it.
+
+    One process has counted before, and counts once more after six minutes. The series
+    of the other one begins after eight.
+    """
+    metric = f"redlock_{name}_total"
+    (panel,) = [one for one in DASHBOARD["panels"] if one["title"] == title]
+    queries_ = [target["expr"] for target in panel["targets"]]
+    (query,) = [one for one in queries_ if metric in one]
+    series = {
+        f"{metric}{{{labels}, instance='a'}}": "5x23 6x96",
+        f"{metric}{{{labels}, instance='b'}}": "_x31 1x88",
+    }
+
+    asked(query, series, at, answer, tmp_path)
+
+
+@pytest.mark.parametrize(("at", "answer"), [("8m15s", {JOB: 1}), ("15m", {})])
+def test_note_marks_the_first_loss_of_a_process(
+    tmp_path: Path, at: str, answer: dict[str, int]
+) -> None:
+    """The dashboard marks a loss once."""
+    (note,) = DASHBOARD["annotations"]["list"]
+    series = {f"redlock_losses_total{{{LOST}}}": "_x31 1x88"}
+
+    asked(note["expr"], series, at, answer, tmp_path)
