@@ -466,7 +466,8 @@ class Lease:
             late = self.clock.monotonic() - self.until
             fact = f"The lock {shown(self.key)} (ttl {self.ttl:g} s) was lost"
             if late >= 0:
-                fact += f": it was last confirmed {late + self.ttl:.1f} s ago"
+                ago = late + self.ttl - drift_of(self.ttl)
+                fact += f": it was last confirmed {ago:.1f} s ago"
         return LockLost(
             f"{fact}. Another client may hold it now: write nothing more under fence "
             f"{self.fence}.",

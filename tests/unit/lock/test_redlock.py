@@ -279,6 +279,16 @@ def test_validity_is_the_ttl_less_the_drift(site: Site) -> None:
     assert not lease.is_valid()
 
 
+def test_loss_says_since_when_the_lock_is_not_confirmed(site: Site) -> None:
+    """It counts from before the last request, not from the end of the validity."""
+    lease = site.redlock.acquire("k", ttl=30.0)
+    site.clock.advance(4.0)
+    assert site.redlock.extend(lease)
+    site.clock.advance(45.0)
+
+    assert "it was last confirmed 45.0 s ago." in str(lease.lost_error())
+
+
 def test_validity_of_a_later_try_counts_from_that_try(site: Site) -> None:
     """Waiting for a lock costs none of its validity."""
     hold(site.nodes, 0, 1, 2)
