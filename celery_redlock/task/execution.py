@@ -654,7 +654,8 @@ class Execution(TaskLock):
     def on_released(self, lease: Lease) -> None:
         """Send ``lock_released``, and note how long the run took."""
         super().on_released(lease)
-        if self.call.options.task.has_backlog:
+        has_run = self.lease is not None  # an expired call, for one, has not
+        if has_run and self.call.options.task.has_backlog:
             note_run(self.redlock, self.call.key, lease.age())
 
     # -- in the background: stop the body --------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from celery import states
 
 from celery_redlock.errors import LockHeld
+from celery_redlock.line.backlog import place_of_newcomer
 from celery_redlock.locking import current_lease
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit, with_copies
@@ -97,6 +98,21 @@ def test_job_goes_back_to_its_queue_while_all_permits_are_in_use(
     ((_, payload),) = worker.published
     assert payload[0] == ["a"]
     assert worker.run(job, "a", id=refused.id).state == states.SUCCESS
+
+
+def test_call_that_does_not_run_is_no_run_of_its_key(worker: Worker) -> None:
+    """Refused calls come back by how long runs took; with one of 0 s, too early."""
+    job = imports(worker, [], limit=2)
+
+    worker.run(job, expires="2020-01-01T00:00:00+00:00")
+    before = place_of_newcomer(worker.rival, KEY)
+    worker.run(job)
+    after = place_of_newcomer(worker.rival, KEY)
+
+    assert before
+    assert before.run_time == 0.0
+    assert after
+    assert after.run_time > 0.0
 
 
 def test_conflict_says_which_limit_is_reached(worker: Worker) -> None:
