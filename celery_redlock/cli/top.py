@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,9 +50,9 @@ def top(session: Session, *, every: float) -> None:
     """Watch the nodes and the locks, the oldest first, until Ctrl-C.
 
     Locks that are taken and released between two refreshes are not counted, and neither
-    are permits for a start. The fullest limits have a line each. Without
-    enough nodes to tell which locks are held, it says so, and shows no number of locks
-    and no rates.
+    are permits for a start. The first screen has no rates. The fullest limits have a
+    line each. Without enough nodes to tell which locks are held, it says so, and shows
+    no number of locks and no rates.
     """
     frames = ((_lines(f), partial(_document, f)) for f in _frames(session.redlock))
     session.watch(lambda: next(frames), every)
@@ -63,7 +62,7 @@ class _Frame(NamedTuple):
     """The nodes and locks at one moment, and the change since the frame before."""
 
     seen: Scan
-    taken: float | None  # locks per second; None if that cannot be told
+    taken: float | None  # locks per second; None without two frames that can tell
     released: float | None  # the same
 
 
@@ -74,8 +73,8 @@ def _frames(redlock: Redlock) -> Iterator[_Frame]:
         held = {(lock.key, lock.holder.token) for lock in seen.held}
         possible = held | {(lock.key, lock.holder.token) for lock in seen.possible}
         taken = released = None
-        if seen.has_quorum:
-            held_before, possible_before, read_at = before or (held, held, -math.inf)
+        if seen.has_quorum and before is not None:
+            held_before, possible_before, read_at = before
             # A lock that *may be* held, now or before, counts in neither rate.
             taken = len(held - possible_before) / (now - read_at)
             released = len(held_before - possible) / (now - read_at)
@@ -90,17 +89,18 @@ def _lines(frame: _Frame) -> list[str]:
     mood = "warning" if voting >= seen.quorum else "bad"
     vote = votes_text(voting, nodes)
     head = [painted(vote, "good" if voting == nodes else mood)]
-    if frame.taken is None or frame.released is None:
+    if not seen.has_quorum:
         head.append(painted(unknown_text(seen), "bad"))
     else:
         head.append(f"{plural(len(seen.held), 'lock')} held")
         if seen.possible:
             head.append(f"{len(seen.possible)} may be held")
-        head += [f"{frame.taken:.1f} taken/s", f"{frame.released:.1f} released/s"]
+        if frame.taken is not None and frame.released is not None:
+            head += [f"{frame.taken:.1f} taken/s", f"{frame.released:.1f} released/s"]
         if seen.starts:
             head.append(f"{plural(len(seen.starts), 'start')} kept")
     lines = ["   ".join(head), "", *_node_table(seen), ""]
-    if frame.taken is not None and seen.limits:
+    if seen.has_quorum and seen.limits:
         lines += [*limit_lines(seen.limits, _MOST_LIMITS), ""]
     if seen.settings:
         lines += [painted(seen.settings, "warning"), ""]

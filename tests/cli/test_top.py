@@ -27,6 +27,7 @@ def until_held(locks: int, top: Running) -> dict[str, Any]:
 def test_top_counts_acquired_and_released_locks(project: Project) -> None:
     """The rates count changes since the last refresh. Each node has a state."""
     with project.start("top", "--every", "0.05", "--json") as top:
+        first = top.document()
         assert until_held(0, top)["taken_per_second"] == 0
         lease = project.hold("invoice:42")
         taken = until_held(1, top)
@@ -35,6 +36,8 @@ def test_top_counts_acquired_and_released_locks(project: Project) -> None:
         freed = until_held(0, top)
         run = top.interrupt()
 
+    # Nothing is known of what was before.
+    assert [first[f"{what}_per_second"] for what in ("taken", "freed")] == [None] * 2
     assert taken["taken_per_second"] > 0
     assert freed["freed_per_second"] > 0
     assert [node["votes"] for node in taken["nodes"]] == [True] * 3
