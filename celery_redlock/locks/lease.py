@@ -412,6 +412,11 @@ class Lease:
         """Return the seconds since the attempt that won began."""
         return self.clock.monotonic() - self.started_at
 
+    def held_for(self) -> float:
+        """Return the seconds until now, or until its loss, since it was acquired."""
+        is_lost = self.state is LeaseState.LOST
+        return self.until - self.started_at if is_lost else self.age()
+
     def ensure(self, connection: Any = None, *, network: bool = False) -> None:
         """Raise unless the lock is still ours. Call it before a side effect.
 

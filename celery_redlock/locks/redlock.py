@@ -513,7 +513,9 @@ class Redlock:
         if lease.is_inherited():
             return 0
         if lease.state is LeaseState.HELD:
-            lease.state = LeaseState.RELEASED
+            # A process that was suspended may be here before its watchdog has looked.
+            is_valid = lease.is_valid()
+            lease.state = LeaseState.RELEASED if is_valid else LeaseState.LOST
         choice, permits = lease.choice, None
         if choice is not None:
             permits = choice.held

@@ -93,7 +93,10 @@ class Instruments:
             buckets=_WAITS,
         )
         self._hold = histogram(
-            "hold", "Seconds from the grant to the release.", "task", buckets=_HOLDS
+            "hold",
+            "Seconds from the grant to the release, or to the loss of the lock.",
+            "task",
+            buckets=_HOLDS,
         )
         self._backlog = histogram(
             "backlog",
@@ -164,7 +167,7 @@ class Instruments:
     def on_released(self, sender: Any, lease: Lease, **_: object) -> None:
         """Observe the time for which a lock was held."""
         with counting():
-            self._hold.labels(sender.name).observe(lease.age())
+            self._hold.labels(sender.name).observe(lease.held_for())
 
     def on_conflict(
         self,

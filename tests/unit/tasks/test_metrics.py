@@ -76,6 +76,18 @@ def test_wait_and_hold_of_a_call_are_timed(worker: Worker, counts: Registry) -> 
     assert value(counts, "hold_seconds_sum") == pytest.approx(2.0)
 
 
+def test_hold_ends_with_the_loss(worker: Worker, counts: Registry) -> None:
+    """The body may run on, and does not hold its lock any more."""
+
+    @worker.task(on_lock_lost="warn")
+    def job() -> None:
+        worker.nodes.clock.sleep(60.0)
+
+    worker.run(job)
+
+    assert value(counts, "hold_seconds_sum") == pytest.approx(9.9, abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("policy", "word", "decision"),
     [

@@ -223,6 +223,23 @@ def test_loss_is_an_error_of_the_hold(worker: Worker, spans: Spans) -> None:
     assert (hold.end_time - event.timestamp) / SECOND == pytest.approx(50.1, abs=1.0)
 
 
+def test_loss_that_shows_at_the_end_is_an_error_of_the_hold(
+    worker: Worker, spans: Spans
+) -> None:
+    """A process that was suspended may end its body before its watchdog looks."""
+
+    @worker.task()
+    def job() -> None:
+        worker.nodes.clock.sleep(60.0)
+
+    run = worker.run(job)
+
+    hold = spans.the("redlock.hold")
+    assert run.state == "FAILURE"
+    assert hold.status.status_code is trace.StatusCode.ERROR
+    assert [event.name for event in hold.events] == ["redlock.lost"]
+
+
 def test_uninstalled_makes_no_spans(worker: Worker, spans: Spans) -> None:
     """Twice is harmless."""
     installed = tracing.install(worker.app)
