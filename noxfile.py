@@ -5,11 +5,12 @@
     nox --list         the sessions
     nox                all of them, except Celery's own tests
     nox --tags ci      those that CI runs: ``make check-package``
+    nox -s workers     real workers and real nodes; each of them takes 15 minutes
     nox -s celery      Celery's own tests, with every task a singleton task
 
-Each session installs the wheel, as a user does, and runs the fast tests of the sdist
-there, without the checkout. A session whose Python this machine lacks is skipped.
-Install nox with ``pip install nox``.
+Each session installs the wheel, as a user does, and runs tests of the sdist there,
+without the checkout: the fast ones or, in ``workers``, those with real workers. A
+session whose Python this machine lacks is skipped. ``pip install nox`` installs it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tests.packaging.check import (
     NOT,
     ON_A_SERVER,
     WITH_HIREDIS,
+    WITH_WORKERS,
     Built,
     build,
     check_install,
@@ -63,6 +65,12 @@ VERSIONS = (
     (("3.12", "", "==8.*", True), []),
     (("3.13", "", "", False), CI),
     (("3.14", "", "", True), CI),
+)
+WORKERS = (
+    # Python, Celery, redis-py
+    (("3.10", "==5.5.0", "==5.0.3"), []),
+    (("3.12", "==5.6.*", "==6.4.*"), []),
+    (("3.13", "", ""), []),
 )
 DJANGOS = (
     # Python, Django, Celery
@@ -129,6 +137,21 @@ def versions(session: nox.Session, celery: str, redis: str, hiredis: bool) -> No
         # The places where code can be interrupted differ between versions of CPython.
         *("-m", "not counts_places and not long"),
         "--hypothesis-profile=ci",  # no deadlines
+        *session.posargs,
+    )
+
+
+@nox.session
+@nox.parametrize("python, celery, redis", _rows(("celery", "redis"), WORKERS))
+def workers(session: nox.Session, celery: str, redis: str) -> None:
+    """Run the tests with real workers and real nodes with these versions."""
+    packages = f"celery{celery}", f"redis{redis}"
+    _install(session, *packages)
+    session.install("--quiet", f"{_built().wheel}[test]", *packages)
+    session.run(
+        *("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "4"),
+        *("--dist", "loadscope", "--no-loadscope-reorder", *WITH_WORKERS),
+        *("-m", "not long"),
         *session.posargs,
     )
 

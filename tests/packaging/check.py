@@ -36,6 +36,8 @@ DJANGO = (
     *("tests/contrib/test_django_claims.py", "tests/contrib/test_django_fences.py"),
     *("tests/contrib/test_exactly_once.py", "tests/contrib/test_outbox.py"),
 )
+# Celery, kombu and redis-py do other things there in other versions.
+WITH_WORKERS = ("tests/beat", "tests/contrib", "tests/nodes", "tests/worker")
 # What a server must do, beside what the contract says.
 ON_A_SERVER = (
     *("tests/contract", "tests/nodes/test_exclusion.py"),
