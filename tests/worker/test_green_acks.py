@@ -22,7 +22,9 @@ def test_call_that_is_acknowledged_after_a_loss_of_the_connection_runs(
     The greenlet that acknowledges reads from a socket from which another one reads.
     """
     pytest.importorskip(pool)
-    here = deploy(pool=pool, settings={"broker_url": rabbitmq.url})
+    # Other workers of this session take calls from the default queue of this broker.
+    settings = {"broker_url": rabbitmq.url, "task_default_queue": f"green-{key}"}
+    here = deploy(pool=pool, settings=settings)
     holder = here.begin("job", key)
     call = here.send("waiting-early", key, 0.0)
     here.until_received(call.id, 2)
