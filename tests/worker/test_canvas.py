@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import celery
 import pytest
 from celery import chain, chord, states
 from celery.exceptions import ChordError
@@ -159,6 +160,9 @@ def test_member_that_is_killed_while_it_sends_the_body_of_a_chord_loses_no_chord
     assert len(worker.stage.runs(f"{key}-tail")) == 1
 
 
+@pytest.mark.skipif(
+    celery.VERSION < (5, 7), reason="Celery counts it twice, and sends no body"
+)
 @pytest.mark.long
 def test_member_that_is_terminated_while_it_sends_the_body_of_a_chord_loses_no_chord(
     deploy: Deploy, site: Site, key: str
