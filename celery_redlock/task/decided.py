@@ -82,11 +82,12 @@ class DecidedConflict:
 
     def skip(self) -> NoReturn:
         """End the call as REVOKED."""
-        raise end_as_revoked(self.call, self._end(), **self._event_fields())
+        error = self.duplicate()
+        raise end_as_revoked(self.call, error, **self._event_fields())
 
     def fail(self) -> NoReturn:
         """End the call as FAILURE."""
-        raise self._end()
+        raise self.duplicate()
 
     def run(self) -> None:
         """Go on without the lock."""
@@ -131,7 +132,7 @@ class DecidedConflict:
             header["waits"] = self._waits(countdown)
         return self.line.republish(self.duplicate(what), countdown, **header)
 
-    def duplicate(self, what: str) -> DuplicateTask:
+    def duplicate(self, what: str = "did not run") -> DuplicateTask:
         """Return the error that says what becomes of the call, and why."""
         waited, held = self.conflict.waited, self.held
         after = f", after {waited:g} s of waiting" if waited else ""
@@ -162,10 +163,6 @@ class DecidedConflict:
         return waits_of(
             wanted, stays_after_countdown=task.stays_after_countdown, backlog=backlog
         )
-
-    def _end(self) -> DuplicateTask:
-        self.line.withdraw()
-        return self.duplicate("did not run")
 
     def _event_fields(self) -> dict[str, str]:
         holder = self.held.holder
@@ -207,13 +204,11 @@ class DecidedOutage:
 
     def skip(self) -> NoReturn:
         """End the call as REVOKED."""
-        self.line.withdraw()
         call, policy = self.line.call, self.decision.name
         raise end_as_revoked(call, self.unreachable, key=call.key, policy=policy)
 
     def fail(self) -> NoReturn:
         """End the call as FAILURE."""
-        self.line.withdraw()
         raise self.unreachable
 
     def run(self) -> None:

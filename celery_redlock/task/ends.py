@@ -64,6 +64,10 @@ class RepublishedUnseen(Ignore):  # type: ignore[misc]
     """Ends this copy of a call: the next one is published, and no result is stored."""
 
 
+class CopyDropped(Ignore):  # type: ignore[misc]
+    """Ends this copy of a call, whose result and entries belong to another copy."""
+
+
 class EndedAsRevoked(Ignore):  # type: ignore[misc]
     """Ends a call whose result is stored as REVOKED: its main process sends the event.
 
@@ -151,7 +155,7 @@ def drop_if_finished(call: Call) -> None:
         SYSTEM_CLOCK.sleep(logged_pause(call, error, 0))
     extra = call.log_fields("copy-dropped")
     log.info("%s has finished already; this copy of it is dropped.", call, extra=extra)
-    raise Ignore(f"{call} has finished already")
+    raise CopyDropped(f"{call} has finished already")
 
 
 def revoke_if_expired(call: Call) -> None:

@@ -107,6 +107,7 @@ from celery_redlock.task.decided import (
     send_event,
 )
 from celery_redlock.task.ends import (
+    CopyDropped,
     comes_back,
     drop_if_finished,
     end_as_revoked,
@@ -376,6 +377,8 @@ class Execution(TaskLock):
             lease = self._try_until_decided()
         except BaseException as error:
             if not comes_back(error):
+                if not isinstance(error, CopyDropped):
+                    self._line.withdraw()
                 self._line.end()
             raise
         self._line.end()

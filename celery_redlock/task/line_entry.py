@@ -19,7 +19,7 @@
     granted ───► start ───────┬─► named, or no call waits: run
                               └─► another call is named: end as superseded
     comes back ──► republish: the claim and the place are kept
-    begins, ends ──► end; skipped, failed, run without the lock ──► withdraw, end
+    begins ──► end; ends before it begins, or runs without the lock ──► withdraw, end
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class LineEntry:
             release_claim(call.runtime, claim, call.id, call.task.name)
 
     def withdraw(self) -> None:
-        """Leave the register: the call ends, or runs without the lock."""
+        """Leave the register: the call ends unrun, or runs without the lock."""
         call, self._keep = self.call, ""
         is_known = call.id and not call.request.is_eager
         if is_known and call.task.lock_options.registers_successors:
@@ -281,7 +281,6 @@ class LineEntry:
         """Return the exception that ends a call, because another one runs instead."""
         call, holder = self.call, held.holder if held is not None else None
         policy = CancelRunning.name if self._replaces else BufferOne.name
-        self.withdraw()
         error = DuplicateTask(
             f"{call} did not run (on_conflict: {policy}): {by} runs instead. Of the "
             f"calls that wait for the lock {call.key!r} only one runs.",

@@ -611,6 +611,21 @@ def test_second_message_is_skipped_where_the_first_has_begun(
     assert worker.run(task, id=second.id).stored == states.REVOKED
 
 
+@pytest.mark.parametrize("policy", ["buffer_one", "cancel_running"])
+def test_second_message_that_is_skipped_lets_the_call_before_it_run(
+    worker: Worker, policy: str
+) -> None:
+    """It never runs, so no call may end in its favour, also without results."""
+    task = worker.leased_job(on_conflict=policy, ignore_result=True)
+    first = task.apply_async(headers={"redlock": SLOT})
+    worker.run(task, id=first.id)
+    other = task.apply_async()
+    second = task.apply_async(headers={"redlock": SLOT})
+
+    assert worker.run(task, id=second.id).state == states.IGNORED
+    assert worker.run(task, id=other.id).state == states.SUCCESS
+
+
 def test_slots_are_different_by_entry_and_time(worker: Worker) -> None:
     """The next night is another slot; a call without a slot is never skipped."""
     task = worker.leased_job()
