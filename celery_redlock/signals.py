@@ -7,14 +7,16 @@ no safety depends on a receiver. The sender is the task.
 ========================  ============================================================
 signal                    arguments
 ========================  ============================================================
-``lock_acquired``         ``lease``; ``task_id``; ``waited``: seconds since the call
-                          first asked for the lock; ``in_backlog``: seconds since the
-                          call joined the backlog of its key, None if it did not
+``lock_acquired``         ``lease``; ``task_id``; ``waited``: seconds since this copy of
+                          the call first asked for the lock; ``in_backlog``: seconds
+                          since the call joined the backlog of its key, in this copy
+                          or an earlier one, None if it did not
 ``lock_conflict``         ``conflict``, a ``policies.Conflict``; ``decision``;
-                          ``waited``: seconds since the call first asked for the lock
-``lock_outage``           ``outage``, a ``policies.Outage``: too few nodes answered;
-                          ``decision``; ``waited``: seconds since the call first asked
+                          ``waited``: seconds since this copy of the call first asked
                           for the lock
+``lock_outage``           ``outage``, a ``policies.Outage``: too few nodes answered;
+                          ``decision``; ``waited``: seconds since this copy of the
+                          call first asked for the lock
 ``lock_renewed``          ``lease``; ``task_id``; ``lateness``: seconds by which the
                           renewal was later than a third of the ttl
 ``lock_lost``             ``lease``; ``task_id``; ``decision``

@@ -114,7 +114,7 @@ class Call:
 
     @property
     def waited(self) -> float:
-        """Seconds since the call first asked for its lock."""
+        """Seconds since this copy of the call first asked for its lock."""
         return self.runtime.redlock.clock.monotonic() - self.began_at
 
     def facts(self) -> dict[str, Any]:
