@@ -121,6 +121,9 @@ class NodeAddress:
         options["parser_class"] = _greeting_parser()
         if self.url.scheme == "rediss":
             options.setdefault("ssl_password", _no_password)
+            # Before 6.0, redis-py takes a certificate of any name by default.
+            is_checked = options.get("ssl_cert_reqs") != "none"
+            options.setdefault("ssl_check_hostname", is_checked)
         connection: AbstractConnection = kind(**options)
         # redis-py 5.0.3 forgets it for unix sockets.
         connection.socket_timeout = options["socket_timeout"]

@@ -147,6 +147,24 @@ def test_connection_has_the_timeout(url: str) -> None:
     assert timeouts(f"{url}?socket_timeout=3") == (0.5, 3)
 
 
+@pytest.mark.parametrize(
+    ("options", "is_checked"),
+    [
+        ("", True),
+        ("?ssl_cert_reqs=required", True),
+        ("?ssl_cert_reqs=none", False),
+        ("?ssl_check_hostname=false", False),
+    ],
+)
+def test_certificate_must_have_the_name_of_its_host(
+    options: str, *, is_checked: bool
+) -> None:
+    """Unless the URL says otherwise. An older redis-py takes it for any host."""
+    connection: Any = parse_node(f"rediss://a{options}").connection(0.5)
+
+    assert connection.check_hostname == is_checked
+
+
 def test_connection_of_redis_py_tries_once() -> None:
     """redis-py's retries cost seconds for a dead node, and a repeated SET misleads."""
     calls = []
