@@ -415,8 +415,8 @@ class Redlock:
         Returns:
             Steps. Their result says whether to ask again: see `RestartGuard.recover`.
         """
-        if ballot is None or not self.guard.has_work(ballot):
-            return False
+        if ballot is None or not (ballot.leaves_work or ballot.longest_wait_ms):
+            return False  # as a rule
         helps = self.guard.recover_at_once(ballot)
         if helps is None:  # a coroutine takes a thread for this
             return bool((yield Blocking(self.guard.reconcile)))

@@ -240,8 +240,6 @@ class RestartGuard:
             Whether asking again helps. While the nodes say the same as before, there is
             one try in 0.2 s; other calls in that time return False at once.
         """
-        if not self.has_work(ballot):
-            return False
         helps = self.recover_at_once(ballot)
         return self.reconcile() if helps is None else helps
 
@@ -251,6 +249,8 @@ class RestartGuard:
         Returns:
             What ``recover`` returns. None: it is time to ask the nodes, by `reconcile`.
         """
+        if not self.has_work(ballot):
+            return False
         if self.adopt(ballot):
             return True
         said = [(vote.kind, vote.value) for vote in ballot.votes if vote is not None]
