@@ -99,7 +99,6 @@ from celery_redlock.policies import (
 )
 from celery_redlock.scripts.keys import shown
 from celery_redlock.task.awaitables import PLAIN, is_lazy, refuse_awaitable
-from celery_redlock.task.call import Call
 from celery_redlock.task.decided import (
     DecidedConflict,
     DecidedLoss,
@@ -116,10 +115,14 @@ from celery_redlock.task.ends import (
     revoke_if_sent_twice,
     wait_for_result,
 )
-from celery_redlock.task.header import HEADER
-from celery_redlock.task.interrupt import Interrupter, interrupter
+from celery_redlock.task.header import HEADER, extract
+from celery_redlock.task.interrupt import interrupter
 from celery_redlock.task.line_entry import LineEntry
-from celery_redlock.task.publishing import conflict_with
+from celery_redlock.task.publishing import (
+    conflict_with,
+    end_entries,
+    end_place_and_claim,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,6 +135,7 @@ if TYPE_CHECKING:
     from celery_redlock.line.claims import ExistingJob
     from celery_redlock.locks.limits import Limits
     from celery_redlock.options.lock_options import ResolvedOptions
+    from celery_redlock.task.call import Call
 
 log = logging.getLogger(__name__)
 
@@ -806,24 +810,14 @@ def _when_task_has_ended(
         execution.release_left()
     is_over = state in _OVER or (state == states.REJECTED and not retval.requeue)
     has_begun = HEADER not in vars(sender.request)
-    if (is_over or state == states.RETRY) and not has_begun and takes_lock(sender):
-        _end_entries(sender, sender.request, comes_back=not is_over)
-
-
-def _end_entries(task: Task, request: Context, *, comes_back: bool) -> None:
-    """End the entries of a call that a hook has ended before its lock was asked for.
-
-    A retry has the claim, and gets a place when it asks for its lock.
-    """
-    args, kwargs = tuple(request.args or ()), dict(request.kwargs or {})
-    call = Call.of(task, request, args, kwargs)
-    line = LineEntry(call, Interrupter())
-    if comes_back:
-        line.leave_backlog()
-    else:
-        line.withdraw()
-        line.end()
-    call.runtime.watchdog.resend_releases()
+    if has_begun or not takes_lock(sender):
+        return
+    request = sender.request
+    if is_over:
+        end_entries(sender, extract(request), request, request.args, request.kwargs)
+    elif state == states.RETRY:  # it has the claim, and joins the backlog again
+        header = extract(request)._replace(claim="")
+        end_place_and_claim(sender.app, header, task_id, sender.name)
 
 
 signals.lock_heartbeat.connect(_renew_now, weak=False)

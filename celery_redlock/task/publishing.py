@@ -52,23 +52,27 @@ from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.text import is_id
 from celery_redlock.errors import (
     DuplicateTask,
+    FingerprintError,
     LockHeld,
     LockUnavailable,
     QuorumUnreachable,
 )
 from celery_redlock.line.backlog import leave_backlog
 from celery_redlock.line.claims import Claims, ExistingJob
+from celery_redlock.line.successors import withdraw
 from celery_redlock.locks.lease import Holder
 from celery_redlock.policies import Conflict, PublishDecision, Skip
 from celery_redlock.scripts.keys import shown
 from celery_redlock.signals import publish_claimed, publish_deduplicated
 from celery_redlock.task.header import TaskHeader, with_fields
+from celery_redlock.task.message import wanted_by_message
 from celery_redlock.task.results import has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from celery import Celery
+    from celery.app.task import Context
 
     from celery_redlock.app.runtime import Runtime
     from celery_redlock.options.lock_options import ResolvedOptions
@@ -433,6 +437,36 @@ def end_place_and_claim(
         runtime.watchdog.resend_releases()  # the first request waits for connections
     if header.claim and is_id(task):
         release_claim(runtime_of(app), header.claim, task_id, task)
+
+
+def end_entries(
+    task: Task, header: TaskHeader, request: Context, args: Any, kwargs: Any
+) -> None:
+    """End the place, the claim and the candidate of a call that will not come back.
+
+    A project may have replaced the headers: then the key of the claim is that of the
+    call. A call without a key has no claim.
+
+    Raises:
+        FingerprintError: Its candidate cannot be found, since it has no key.
+    """
+    task_id = request.id or ""
+    end_place_and_claim(task.app, header, task_id, task.name)
+    options, runtime = task.lock_options, runtime_of(task.app)
+    looks_for_claim = options.is_claimed and not header.claim
+    if not (looks_for_claim or options.registers_successors):
+        return
+    try:
+        key, _ = wanted_by_message(task, args or (), kwargs or {}, request.headers)
+    except FingerprintError:
+        if options.registers_successors:
+            raise
+        return
+    if looks_for_claim:
+        release_claim(runtime, key, task_id, task.name)
+    if options.registers_successors:
+        withdraw(runtime.redlock, key, task.name, task_id)
+        runtime.watchdog.resend_releases()
 
 
 def _end_entries_of_message(sender: Any, message: Any, **_: object) -> None:

@@ -55,7 +55,6 @@ from celery_redlock.basics.forks import forks_wait
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.process import start_thread
 from celery_redlock.basics.text import check_id, on_nodes
-from celery_redlock.errors import FingerprintError
 from celery_redlock.line.backlog import keep_place
 from celery_redlock.line.successors import withdraw
 from celery_redlock.locks.limits import with_copies
@@ -68,7 +67,7 @@ from celery_redlock.scripts.keys import shown
 from celery_redlock.task.ends import EndedAsRevoked, chord_body_is_owed
 from celery_redlock.task.header import TaskHeader, fault_of, mint
 from celery_redlock.task.message import wanted_by_message
-from celery_redlock.task.publishing import end_place_and_claim, release_claim
+from celery_redlock.task.publishing import end_entries
 from celery_redlock.task.results import stored_result
 
 if TYPE_CHECKING:
@@ -411,24 +410,9 @@ class RedlockRequest(Request):
 
     def _end_entries(self) -> None:
         """End place, claim and candidate of a call that does not come back."""
-        header = self._redlock_header
+        header, context = self._redlock_header, self._context
         try:
-            end_place_and_claim(self.app, header, self.id, self.task.name)
-            runtime, options = runtime_of(self.app), self.task.lock_options
-            looks_for_claim = not header.claim and options.is_claimed
-            if not (looks_for_claim or options.registers_successors):
-                return
-            try:
-                key, _ = self._wanted()
-            except FingerprintError:
-                if options.registers_successors:
-                    raise
-                return  # its arguments do not fit, so no publisher has claimed it
-            if looks_for_claim:  # the project has replaced the headers
-                release_claim(runtime, key, self.id, self.task.name)
-            if options.registers_successors:
-                withdraw(runtime.redlock, key, self.task.name, self.id)
-                runtime.watchdog.resend_releases()
+            end_entries(self.task, header, context, self.args, self.kwargs)
         except Exception:
             # The key may come from a user's function, and this is the main process.
             log.exception(
