@@ -36,6 +36,7 @@ import os
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from amqp.exceptions import MessageNacked  # type: ignore[import-untyped]
 from kombu import pools
 from kombu.exceptions import LimitExceeded, OperationalError
 
@@ -148,7 +149,7 @@ class _ConfirmedProducer:
                     self._refuse_without_queue(**options)
                 return producer.publish(body, **options)
         except errors as error:
-            if _is_refusal(error):
+            if isinstance(error, MessageNacked):
                 raise MessageRefusedError(
                     "RabbitMQ does not take the message (basic.nack). Its queue is "
                     "full and rejects publications, or a member of it has failed."
@@ -207,12 +208,6 @@ def _limited(connection: Any, seconds: float) -> Any:
     if connection.transport.driver_type != "amqp":
         return nullcontext()
     return connection.connection.transport.having_timeout(seconds)
-
-
-def _is_refusal(error: BaseException) -> bool:
-    from amqp import exceptions  # type: ignore[import-untyped]  # noqa: PLC0415
-
-    return isinstance(error, exceptions.MessageNacked)
 
 
 def _refusal(error: BaseException) -> str:

@@ -41,6 +41,7 @@ from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.line.backlog import MARGIN, leave_backlog, number_in_backlog
+from celery_redlock.line.successors import note_published
 from celery_redlock.task.header import with_fields
 from celery_redlock.task.publishing import seconds_until
 
@@ -91,9 +92,6 @@ def send_announced(
 
 
 def _announce(message: SentMessage, options: Mapping[str, Any]) -> None:
-    # Only publishers of such tasks pay for this import.
-    from celery_redlock.line.successors import note_published  # noqa: PLC0415
-
     task = message.task
     try:
         runtime = runtime_of(task.app)
