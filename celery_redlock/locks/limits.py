@@ -101,8 +101,8 @@ class Waits(NamedTuple):
     wanted: Wanted
     rank: int
     stays_after_countdown: bool
-    backlog: str = ""
-    margin: float = 10.0
+    backlog: str
+    margin: float
 
 
 def with_copies(limits: Limits, task_id: str) -> Limits:

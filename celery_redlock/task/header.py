@@ -62,6 +62,7 @@ from kombu.serialization import registry
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.text import is_encodable, is_line
+from celery_redlock.line.backlog import MARGIN
 from celery_redlock.locks.lease import new_base
 from celery_redlock.locks.limits import MOST_PERMITS, Limit, Waits, Wanted
 from celery_redlock.records.beat_slots import MOST_SLOT
@@ -196,13 +197,12 @@ class TaskHeader(NamedTuple):
             return None
         key, limits, stays_after_countdown, backlog = self.waits
         wanted = tuple(Limit(one, most, float(period)) for most, period, one in limits)
-        if not self.line:
-            return Waits(
-                Wanted(key, wanted), self.published, stays_after_countdown, backlog
-            )
-        in_order, (_, margin) = Wanted(key, wanted, in_order=True), self.line
         return Waits(
-            in_order, self.published, stays_after_countdown, backlog, float(margin)
+            Wanted(key, wanted, in_order=bool(self.line)),
+            self.published,
+            stays_after_countdown,
+            backlog,
+            float(self.line[1] if self.line else MARGIN),
         )
 
     @property

@@ -16,6 +16,7 @@ from kombu.asynchronous import Hub
 from celery_redlock import Redlock
 from celery_redlock.app.early_start import EarlyStarts
 from celery_redlock.basics.clock import SystemClock
+from celery_redlock.line.backlog import MARGIN
 from celery_redlock.locks.limits import Limit, Waits, Wanted
 from tests.harness.waiting import until
 
@@ -46,7 +47,7 @@ class Loop:
         self.requests[task_id] = request
         return self.starts.add(
             request,
-            Waits(wanted, rank, stays_after_countdown=True),
+            Waits(wanted, rank, stays_after_countdown=True, backlog="", margin=MARGIN),
             at=self.starts._clock.monotonic() + after,  # noqa: SLF001
             start=lambda: self.started.append(task_id),
         )

@@ -36,7 +36,7 @@ import celery_redlock.operations.scan  # noqa: F401
 from celery_redlock import DuplicateTask
 from celery_redlock.basics import process
 from celery_redlock.errors import FingerprintError
-from celery_redlock.line.backlog import join_backlog, place_of_newcomer
+from celery_redlock.line.backlog import MARGIN, join_backlog, place_of_newcomer
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder, family_of
 from celery_redlock.locks.limits import Limit, Waits, Wanted
@@ -85,7 +85,7 @@ def test_main_process_learns_what_a_refused_call_waits_for(
     received = json.loads(json.dumps(headers))
 
     assert TaskHeader.read(received).wait == Waits(
-        wanted, 7, stays_after_countdown=True, backlog="b"
+        wanted, 7, stays_after_countdown=True, backlog="b", margin=MARGIN
     )
 
 
