@@ -24,6 +24,8 @@ with a countdown or an eta         Calls that may run now do not end because of 
 ``self.retry()``, republished      It is no newer than the call that it repeats.
 by name (``app.send_task``)        This module is not called.
 while the nodes are not set        Nothing can be told. The call is published.
+a second time for one slot         The first message has begun, and this one is skipped:
+                                   no call may end for it.
 =================================  ==================================================
 
 Such a call has the time of its first publishing instead of a number. With ``in_order``
@@ -42,7 +44,8 @@ from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.line.backlog import MARGIN, leave_backlog, number_in_backlog
 from celery_redlock.line.successors import note_published
-from celery_redlock.task.header import with_fields
+from celery_redlock.records.beat_slots import mark_slot
+from celery_redlock.task.header import TaskHeader, with_fields
 from celery_redlock.task.publishing import seconds_until
 
 if TYPE_CHECKING:
@@ -100,6 +103,8 @@ def _announce(message: SentMessage, options: Mapping[str, Any]) -> None:
     except ConfigurationError as error:
         _log_unordered(message, error)
         return
+    if _is_sent_twice(redlock, message):
+        return
     left = seconds_until(task, options.get("expires", task.expires))
     note_published(
         redlock,
@@ -112,6 +117,18 @@ def _announce(message: SentMessage, options: Mapping[str, Any]) -> None:
     )
     if redlock.transport.has_pending:  # the first request waits for its connections
         runtime.watchdog.resend_releases()
+
+
+def _is_sent_twice(redlock: Redlock, message: SentMessage) -> bool:
+    """Tell whether beat has sent a slot again whose first message has begun.
+
+    The second message is skipped, so no call may end for it. The header of a message
+    that a task has sent has the slot of that task, if it has one.
+    """
+    slot = TaskHeader.read(message.headers).slot
+    if not slot or message.headers.get("parent_id"):
+        return False
+    return mark_slot(redlock, slot, message.id, only_looks=True) is not None
 
 
 # -- before it is sent: in_order -----------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -624,6 +625,38 @@ def test_second_message_that_is_skipped_lets_the_call_before_it_run(
 
     assert worker.run(task, id=second.id).state == states.IGNORED
     assert worker.run(task, id=other.id).state == states.SUCCESS
+
+
+@pytest.mark.parametrize("policy", ["buffer_one", "cancel_running"])
+def test_call_before_a_second_message_that_is_skipped_runs(
+    worker: Worker, policy: str
+) -> None:
+    """No call ends in favour of the second message while that is still in its queue."""
+    task = worker.leased_job(on_conflict=policy)
+    first = task.apply_async(headers={"redlock": SLOT})
+    worker.run(task, id=first.id)
+    other = task.apply_async()
+    second = task.apply_async(headers={"redlock": SLOT})
+
+    assert worker.run(task, id=other.id).result is True
+    assert worker.run(task, id=second.id).stored == states.REVOKED
+
+
+def test_second_message_asks_the_first_one_that_runs_for_no_end(worker: Worker) -> None:
+    """The second one is skipped then: the slot would have no run."""
+    asked: list[str] = []
+
+    @worker.task(on_conflict="cancel_running")
+    def job() -> None:
+        with ThreadPoolExecutor(1) as beat:  # which is in the body of no task
+            beat.submit(job.apply_async, headers={"redlock": SLOT}).result()
+        holder = worker.rival.inspect(KEY).holder
+        asked.append(holder.cancelled_by if holder else "no holder")
+
+    first = job.apply_async(headers={"redlock": SLOT})
+    worker.run(job, id=first.id)
+
+    assert asked == [""]
 
 
 def test_slots_are_different_by_entry_and_time(worker: Worker) -> None:
