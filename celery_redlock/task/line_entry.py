@@ -134,8 +134,10 @@ class LineEntry:
         it did not leave the line itself. A call that was first once stays first, and
         asks no more. If too few nodes answer, the refusal is their outage.
         """
+        if not self._is_in_order:
+            return None
         call = self.call
-        for left in reversed(range(_MOST_BEFORE * self._is_in_order)):
+        for left in reversed(range(_MOST_BEFORE)):
             try:
                 place = self._place = self._join_backlog(call.key)
             except QuorumUnreachable as outage:

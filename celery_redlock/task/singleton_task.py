@@ -665,9 +665,8 @@ def _publish(
     if task_id := options.get("task_id"):
         check_id(task_id)
     if was_received(headers := options.get("headers")):
-        options["headers"] = without_header(
-            headers
-        )  # it is about the call that publishes this
+        # It is about the call that publishes this one.
+        options["headers"] = without_header(headers)
     try:
         key = key_to_publish(task, args, kwargs, options)
     except FingerprintError:
