@@ -88,7 +88,8 @@ def test_init_with_a_wrong_password_says_to_correct_it(
 
     assert run.code == 1
     assert "rejected the credentials. " in run.err
-    assert "Correct its user and password in redlock_nodes." in run.err
+    remedy = "Correct its user and password in redlock_nodes, or switch that user on"
+    assert remedy in run.err
     assert "Start" not in run.err
 
 
