@@ -470,7 +470,8 @@ class Oracle:
         self.world.log(grant.process.name, f"{state.value} {shown(grant.lease.key)}")
         if state is LeaseState.LOST:
             self.count("lost")
-            self._check_reported(grant, now)
+            if grant.watched_at is not None:  # else its holder learns it as it releases
+                self._check_reported(grant, now)
 
     def task_ended(self) -> None:
         """Observe a thread of a client that ends."""
