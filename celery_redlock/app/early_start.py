@@ -342,6 +342,11 @@ class EarlyStarts:
         if not self._is_closed():
             self._apply(call.start)
 
+    @property
+    def in_greenlets(self) -> bool:
+        """Whether calls begin in greenlets, in a pool without an event loop."""
+        return self._hub is None
+
     def _is_closed(self) -> bool:
         return self._is_stopped or not self._is_open()
 

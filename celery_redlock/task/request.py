@@ -159,7 +159,8 @@ class RedlockRequest(Request):
         """
         call = self.redlock_waiting
         if call is not None and not call.starts.accepted(call, pid):
-            raise getattr(sys.modules.get("greenlet"), "GreenletExit", Ignore)
+            is_green = call.starts.in_greenlets
+            raise sys.modules["greenlet"].GreenletExit if is_green else Ignore
         return super().on_accepted(pid, *args, **kwargs)
 
     def _end_wait_of_success(self, *args: Any, **kwargs: Any) -> Any:
