@@ -440,9 +440,6 @@ class Hold:
             ):
                 error.args = (f"{error} {_OWN_PROCESS}",)
             raise
-        except BaseException:  # its release may wait for a connection
-            self._watchdog.resend_releases()
-            raise
         self.own = lease
         told = cancellation or self
         self._watchdog.watch(

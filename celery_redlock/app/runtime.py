@@ -85,6 +85,7 @@ class Runtime:
         if service is None:
             # If two threads come here at once, both get the same service.
             service = self._service.setdefault(_MADE, redlock_from(self.settings))
+            watchdog_of(service)  # it resends what a process must not leave behind
         return service
 
     def refuse_changes(self, app: Celery) -> None:

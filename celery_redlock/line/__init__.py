@@ -7,6 +7,8 @@ in the queue or has just succeeded. ``successors`` says which refused call runs 
 a thread that a lock is free. They do not depend on each other: read them in any order.
 """
 
+RESEND_FOR = 3600.0  # seconds: as long as entries last as a rule
+
 __all__ = [
     "backlog",
     "cancel_requests",

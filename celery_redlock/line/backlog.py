@@ -47,6 +47,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from celery_redlock.line import RESEND_FOR
 from celery_redlock.locks.failure import unreachable
 from celery_redlock.scripts import (
     FIRST_IN_BACKLOG,
@@ -211,7 +212,7 @@ def leave_backlog(
         LEAVE_BACKLOG,
         [*keys.backlogs(key), *keys.returns(key)],
         [task_id, _LEFT_FOR_US if in_order else 0],
-        resend=in_order,
+        resend_for=RESEND_FOR * in_order,
     )
 
 

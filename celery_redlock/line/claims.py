@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from celery_redlock.errors import LockContended, LockHeld
+from celery_redlock.line import RESEND_FOR
 from celery_redlock.locks.failure import (
     delay_after,
     ends_in,
@@ -202,7 +203,7 @@ class Claims:
         Does not wait for replies: the job is republished in any case.
         """
         request = self._request(key, job, seconds, at_lock=False, at_cooldown=False)
-        self._redlock.transport.send(request)
+        self._nodes.send(request)
 
     def keep(self, key: str, task_id: str, seconds: float) -> None:
         """Prolong the claim, now that the message has been sent.
@@ -222,7 +223,7 @@ class Claims:
         the broker can write a message.
         """
         names, words = [self._keys.claim(key)], [task_id, task]
-        self._nodes.tell(RELEASE_CLAIM, names, words, resend=True)
+        self._nodes.tell(RELEASE_CLAIM, names, words, resend_for=RESEND_FOR)
 
     # -- for operators -----------------------------------------------------------
 
@@ -243,7 +244,11 @@ class Claims:
         jobs = Counter(v.token for v in ballot.votes if v is not None and v.token)
         for job in jobs:
             self._nodes.ask(
-                RELEASE_CLAIM, [name], [job], done_when=all_answered, resend=True
+                RELEASE_CLAIM,
+                [name],
+                [job],
+                done_when=all_answered,
+                resend_for=RESEND_FOR,
             )
         if ballot.answered < ballot.quorum:
             raise unreachable(

@@ -42,6 +42,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from celery_redlock.line import RESEND_FOR
 from celery_redlock.scripts import (
     ENTER_SUCCESSOR,
     NOTE_PUBLISHED,
@@ -151,7 +152,10 @@ def withdraw(redlock: Redlock, key: str, task: str, task_id: str) -> None:
     Does not wait for replies: later requests come after it on each node.
     """
     redlock.nodes.tell(
-        WITHDRAW_SUCCESSOR, _keys(redlock, key, task), [task_id], resend=True
+        WITHDRAW_SUCCESSOR,
+        _keys(redlock, key, task),
+        [task_id],
+        resend_for=RESEND_FOR,
     )
 
 

@@ -185,7 +185,7 @@ class Redlock:
             if transport
             else WakeupListener(self.addresses, self.keys, self.timing)
         )
-        self.nodes = Nodes(self.transport, clock=clock, resend_for=self.timing.max_ttl)
+        self.nodes = Nodes(self.transport, clock=clock)
         self.labels = self.nodes.labels
         self.quorum = self.nodes.quorum
         self.guard = RestartGuard(
@@ -555,7 +555,7 @@ class Redlock:
         request = self._release_request(
             locks, queues, lease.token, keep=keep, since=lease.started_at
         )
-        self.transport.send(request)
+        self.nodes.send(request)
 
     def release_base(self, key: str, base: str, limits: Limits = ()) -> int:
         """Release any lock on the key that an attempt of this execution got.
@@ -612,7 +612,7 @@ class Redlock:
             (*locks, *queues),
             (prefix, max(0, round(keep * _MS))),
             done_when=majority_answered,
-            resend=True,
+            resend_for=self.timing.max_ttl,
             resend_since=since,
         )
 
@@ -622,7 +622,7 @@ class Redlock:
         """Release all that an attempt may have been granted; wait for nothing."""
         locks, queues = self._places(key, choice.pairs if choice else None)
         request = self._release_request(locks, queues, token, since=since)
-        self.transport.send(request)
+        self.nodes.send(request)
 
     def _places(
         self, key: str, permits: list[tuple[Limit, str]] | None

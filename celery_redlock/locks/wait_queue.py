@@ -134,7 +134,8 @@ class WaitQueue:
             free_in = self._waiter.free_at - self._clock.monotonic()
             free_in_ms = max(0, round(free_in * _MS))
         args = [self._waiter.name, free_in_ms, int(has_permit)]
-        self._nodes.tell(LEAVE_WAIT_QUEUE, self._keys, args, resend=True)
+        seconds = _QUEUE_TTL_MS / _MS
+        self._nodes.tell(LEAVE_WAIT_QUEUE, self._keys, args, resend_for=seconds)
 
     def _look(self) -> Steps[float | None]:
         """Join the queue. Return when to look again; None when the lock is free."""

@@ -78,6 +78,7 @@ class Watchdog(OfOneProcess):
         self._redlock = redlock
         self._clock = redlock.clock
         self.forget_parent()
+        redlock.nodes.resender = redlock.nodes.resender or self.resend_releases
 
     def forget_parent(self) -> None:
         """Start without leases."""

@@ -115,8 +115,6 @@ def _announce(message: SentMessage, options: Mapping[str, Any]) -> None:
         expires=SYSTEM_CLOCK.wall() + left if left is not None else 0.0,
         replaces=resolved.task.replaces,
     )
-    if redlock.transport.has_pending:  # the first request waits for its connections
-        runtime.watchdog.resend_releases()
 
 
 def _is_sent_twice(redlock: Redlock, message: SentMessage) -> bool:

@@ -424,7 +424,6 @@ def release_claim(runtime: Runtime, key: str, task_id: str, task: str) -> None:
     """Release the claim that a message carries, if it carries one."""
     if key:
         Claims(runtime.redlock).release(key, task_id, task)
-        runtime.watchdog.resend_releases()
 
 
 def end_place_and_claim(
@@ -432,9 +431,8 @@ def end_place_and_claim(
 ) -> None:
     """Leave the backlog and release the claim of a message: its call never begins."""
     if header.place:
-        runtime, in_order = runtime_of(app), bool(header.line)
-        leave_backlog(runtime.redlock, header.place, task_id, in_order=in_order)
-        runtime.watchdog.resend_releases()  # the first request waits for connections
+        redlock, in_order = runtime_of(app).redlock, bool(header.line)
+        leave_backlog(redlock, header.place, task_id, in_order=in_order)
     if header.claim and is_id(task):
         release_claim(runtime_of(app), header.claim, task_id, task)
 
@@ -466,7 +464,6 @@ def end_entries(
         release_claim(runtime, key, task_id, task.name)
     if options.registers_successors:
         withdraw(runtime.redlock, key, task.name, task_id)
-        runtime.watchdog.resend_releases()
 
 
 def _end_entries_of_message(sender: Any, message: Any, **_: object) -> None:

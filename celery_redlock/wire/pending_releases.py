@@ -7,7 +7,7 @@ renewal in the buffers of the broken connection, and run it after the first rele
 A release that a node answered with an error (-BUSY, -LOADING, -NOREPLICAS, -OOM,
 -READONLY, any other) is sent again after a pause, which doubles each time.
 
-Anything that remains even so ends after one ttl. So do the oldest of more than ten
+Anything that remains even so ends after its ttl. So do the oldest of more than ten
 thousand, which are dropped: a node may refuse all releases for as long as it is up.
 """
 

@@ -428,23 +428,22 @@ class Nodes:
     Args:
         transport: How requests reach the nodes.
         clock: Reads time.
-        resend_for: Seconds for which a request that must arrive is resent.
 
     Attributes:
         labels: The names of the nodes, in the order of their votes.
         quorum: How many of them are a majority.
+        resender: Starts the thread that resends what has not arrived; None where there
+            is no such thread.
     """
 
-    __slots__ = ("_resend_for", "clock", "labels", "quorum", "transport")
+    __slots__ = ("clock", "labels", "quorum", "resender", "transport")
 
-    def __init__(
-        self, transport: Transport, *, clock: Clock, resend_for: float
-    ) -> None:
+    def __init__(self, transport: Transport, *, clock: Clock) -> None:
         self.transport = transport
         self.clock = clock
         self.labels = transport.labels
         self.quorum = quorum_of(len(self.labels))
-        self._resend_for = resend_for
+        self.resender: Callable[[], None] | None = None
 
     def request(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         self,
@@ -453,7 +452,7 @@ class Nodes:
         args: Sequence[Any] = (),
         *,
         done_when: Callable[[Ballot], bool] = verdict_is_certain,
-        resend: bool = False,
+        resend_for: float = 0.0,
         resend_since: float = 0.0,
         is_obsolete: Callable[[], bool] | None = None,
     ) -> ScriptRequest:
@@ -464,7 +463,8 @@ class Nodes:
             keys: Its KEYS.
             args: Its ARGV.
             done_when: Tells from the votes whether there is nothing to wait for.
-            resend: Whether a node that is away, or refuses it, gets it again later.
+            resend_for: Seconds for which a node that is away, or refuses it, gets it
+                again; 0 for a request that can be dropped.
             resend_since: Instant. Nodes that were sent nothing since then are left out.
             is_obsolete: Called just before sending. If it returns True, nothing is
                 sent.
@@ -476,7 +476,7 @@ class Nodes:
             labels=self.labels,
             done_when=done_when,
             resend_since=resend_since,
-            resend_until=self.clock.monotonic() + self._resend_for if resend else 0.0,
+            resend_until=resend_for and self.clock.monotonic() + resend_for,
             is_obsolete=is_obsolete,
         )
 
@@ -487,11 +487,15 @@ class Nodes:
         args: Sequence[Any] = (),
         *,
         done_when: Callable[[Ballot], bool] = verdict_is_certain,
-        resend: bool = False,
+        resend_for: float = 0.0,
     ) -> ScriptRequest:
         """Build a request, send it, and wait until it is done or nodes are late."""
-        request = self.request(script, keys, args, done_when=done_when, resend=resend)
+        request = self.request(
+            script, keys, args, done_when=done_when, resend_for=resend_for
+        )
         self.transport.ask(request)
+        if self.resender and resend_for:
+            self.resender()
         return request
 
     def tell(
@@ -500,7 +504,17 @@ class Nodes:
         keys: Sequence[str],
         args: Sequence[Any] = (),
         *,
-        resend: bool = False,
+        resend_for: float = 0.0,
     ) -> None:
         """Build a request and send it, without waiting for replies."""
-        self.transport.send(self.request(script, keys, args, resend=resend))
+        self.send(self.request(script, keys, args, resend_for=resend_for))
+
+    def send(self, request: ScriptRequest) -> None:
+        """Send a request without waiting for replies.
+
+        The process may ask the nodes for nothing more. So the resender sees to what
+        must arrive, and to what waits for a connection.
+        """
+        self.transport.send(request)
+        if self.resender and (request.resend_until or self.transport.has_pending):
+            self.resender()

@@ -1,21 +1,32 @@
-"""Nodes that refuse a release for a moment: it is sent again, and no lock is left."""
+"""Nodes that refuse a release, or are away: it is sent again, and nothing is left.
+
+The services have nothing more to ask when they have sent it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 
+from celery_redlock.errors import QuorumUnreachable
+from celery_redlock.line.backlog import is_first, leave_backlog, number_in_backlog
 from celery_redlock.line.claims import Claims
+from celery_redlock.locking import lock, watchdog_of
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.watchdog import Watchdog
 from tests.nodes.support import (
+    SHORT,
     client,
+    locks,
     plain_client,
+    proxied,
     refusal,
+    run_threads,
     until,
     until_all_vote,
     until_nothing_is_left,
@@ -26,6 +37,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.devnodes import DevNode, DevNodes
     from celery_redlock.locks.redlock import Redlock
+    from tests.harness.tcp import Proxy
 
 
 @contextlib.contextmanager
@@ -120,7 +132,7 @@ def test_claim_whose_release_nodes_refuse_is_released_later(
     three_nodes: DevNodes, key: str
 ) -> None:
     """No call waits for the reply, and the service is not used any more."""
-    with watched(three_nodes) as (redlock, watchdog):
+    with watched(three_nodes) as (redlock, _):
         claims, job = Claims(redlock), Holder.here(task="t", task_id="id")
         assert claims.take(key, job, at_lock=False, at_cooldown=False) is None
         claims.keep(key, "id", 50.0)
@@ -129,9 +141,67 @@ def test_claim_whose_release_nodes_refuse_is_released_later(
             for node in three_nodes.nodes:
                 stack.enter_context(without_replicas(node))
             claims.release(key, "id")
-            watchdog.resend_releases()
             until(lambda: redlock.transport.has_pending, 10.0)
 
         name = redlock.keys.claim(key)
         for node in three_nodes.nodes:
             until(lambda: not node.command("EXISTS", name), 10.0)  # noqa: B023
+
+
+@contextlib.contextmanager
+def by_proxies(
+    nodes: DevNodes, **options: Any
+) -> Iterator[tuple[list[Proxy], Redlock]]:
+    """Give a proxy to each node, and a service that all nodes vote for by them."""
+    with proxied(nodes, **options) as (lines, redlock):
+        until_all_vote(redlock)
+        watchdog = watchdog_of(redlock)
+        yield lines, redlock
+        watchdog.stop()
+
+
+def test_block_that_gets_no_lock_leaves_none(three_nodes: DevNodes, key: str) -> None:
+    """The connections break after the grants, and the service is not used any more."""
+    with by_proxies(three_nodes, ttl=60.0) as (lines, redlock):
+        for line in lines:
+            line.hold_replies()
+
+        def begin() -> None:
+            with pytest.raises(QuorumUnreachable), lock(redlock, key):
+                pass
+
+        def cut() -> None:
+            until(lambda: len(locks(three_nodes, key)) == len(lines))
+            for line in lines:
+                line.cut()
+
+        run_threads(begin, cut)
+        for line in lines:
+            line.mend()
+
+        until(lambda: not locks(three_nodes, key), 15.0)
+
+
+def test_node_that_was_away_for_long_hears_who_has_left_a_line(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """Its word alone would hold up the next call, long after the end of any lock."""
+    with by_proxies(three_nodes, **SHORT) as (lines, redlock):
+        for task_id in ("first", "second"):
+            until(
+                lambda task_id=task_id: number_in_backlog(  # type: ignore[misc]
+                    redlock, key, task_id, least=1, margin=600
+                )
+            )
+        (name,) = redlock.keys.backlogs(key)
+        nodes = three_nodes.nodes
+        until(lambda: all(node.command("ZCARD", name) == 2 for node in nodes))
+
+        lines[0].cut()
+        leave_backlog(redlock, key, "first", in_order=True)
+        until_at = time.monotonic() + 2 * redlock.timing.max_ttl
+        until(lambda: time.monotonic() > until_at)
+        lines[0].mend()
+
+        until(lambda: nodes[0].command("ZCARD", name) == 1, 15.0)
+        until(lambda: is_first(redlock, key, "second"))
