@@ -969,6 +969,17 @@ def test_start_of_a_rate_is_no_running_task(project: Project) -> None:
     assert found(renew=False) == []
 
 
+def test_lock_that_is_held_at_least_so_long_is_no_running_task(
+    project: Project,
+) -> None:
+    """It is kept from the start, whether the run has ended."""
+    project.hold("k", started=time.time() - 20)
+    options: dict[str, Any] = {"renew": False, "time_limit": 20}
+
+    assert found_with(project.urls, "runtime", hold_at_least=60, **options) == []
+    assert len(found_with(project.urls, "runtime", hold_at_least=10, **options)) == 1
+
+
 def test_locks_of_another_project_are_found(project: Project) -> None:
     """Two projects with one prefix refuse each other's calls where keys are equal."""
     project.hold("ours")

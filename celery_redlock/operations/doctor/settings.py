@@ -135,6 +135,8 @@ def runtimes(case: Case) -> Iterator[Finding]:
         if name not in oldest or not oldest[name].started:
             continue
         age = case.redlock.clock.wall() - oldest[name].started
+        if age < it.options.hold_at_least:  # the run may have ended
+            continue
         running = f"has been running for {age:.0f} s"
         if not it.options.renew and age > it.ttl / 2:
             yield Finding(
