@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from celery import states
+from celery.exceptions import TaskRevokedError
 
 from celery_redlock import DuplicateTask, LockCancelled
 from tests.conftest import with_long
@@ -66,6 +68,25 @@ def test_of_several_newcomers_the_newest_runs(here: Deployment, key: str) -> Non
             other.get(timeout=60)
         assert other.state == states.REVOKED
     assert here.stage.overlaps(key) == []
+
+
+def test_newcomer_that_expires_has_cancelled_the_running_call(
+    prefork: Deployment, key: str
+) -> None:
+    """It expires while the body cleans up, and no call runs to its end."""
+    first = prefork.send("replacing-tidy", key, 1)
+    prefork.until_running(key, first.id)
+
+    newcomer = prefork.send("replacing-tidy", key, 2, expires=1)
+    until_asked(prefork, newcomer)
+    expires_at = time.time() + 1
+    until(lambda: time.time() > expires_at, what="the expiry")
+    prefork.stage.open(f"{key}-tidied")
+
+    assert first.get(timeout=60) == "half of 1"
+    with pytest.raises(TaskRevokedError, match="expired"):
+        newcomer.get(timeout=60)
+    assert len(prefork.stage.runs(key)) == 1
 
 
 def test_older_call_does_not_cancel_a_newer_one(here: Deployment, key: str) -> None:
