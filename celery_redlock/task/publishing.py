@@ -23,9 +23,9 @@ redelivery by the broker       None, if the body had begun before a crash. The
 The message names the key that was claimed (see ``header``), and exactly this claim is
 released when the body begins; the call holds its lock by then. It is also released if
 the body will never begin: sending failed, the call was revoked or has expired,
-``on_conflict`` ended it, its arguments do not fit, no worker knows its task, or its
-process was killed. If it is not released, the next publisher takes it over when the
-result of its job says that the job has ended.
+``on_conflict`` ended it, its arguments do not fit, its worker does not know its task or
+cannot decode it, or its process was killed. If it is not released, the next publisher
+takes it over when the result of its job says that the job has ended.
 """
 
 from __future__ import annotations
@@ -475,6 +475,21 @@ def _end_entries_of_message(sender: Any, message: Any, **_: object) -> None:
         end_place_and_claim(sender.app, header, str(task_id), str(task or ""))
 
 
+def _when_worker_is_ready(sender: Any, **_: object) -> None:
+    """Let a consumer end the entries of a message that it cannot decode, too.
+
+    Celery discards such a message, and sends no signal.
+    """
+    discard = sender.on_decode_error
+
+    def on_decode_error(message: Any, error: Any) -> None:
+        discard(message, error)
+        _end_entries_of_message(sender, message)
+
+    sender.on_decode_error = on_decode_error
+
+
 celery_signals.beat_init.connect(_when_beat_begins, weak=False)
+celery_signals.worker_ready.connect(_when_worker_is_ready, weak=False)
 for _signal in (celery_signals.task_unknown, celery_signals.task_rejected):
     _signal.connect(_end_entries_of_message, weak=False)

@@ -383,6 +383,7 @@ class Starting:
 
     def __init__(self, app: Celery) -> None:
         self.app = app
+        self.on_decode_error = None  # of the consumer, which Celery calls
 
 
 def test_worker_that_starts_says_why_the_store_does_not_vote(

@@ -147,6 +147,30 @@ def test_expiry_in_the_queue_ends_all_entries(
     assert prefork.stage.runs(key) == []
 
 
+def test_message_that_cannot_be_decoded_ends_its_entries(
+    here: Deployment, key: str
+) -> None:
+    """The worker discards it: its arguments are of a class that it does not know."""
+    queue = f"aside-{key}"
+    call = entered(here, "entered", key, queue=queue)
+    with here.app.connection_for_write() as connection:
+        with connection.SimpleQueue(queue) as messages:
+            message = messages.get(timeout=10)
+            message.ack()
+        connection.Producer().publish(
+            b"[[",
+            routing_key=queue,
+            headers=message.headers,
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+        )
+
+    here.app.control.add_consumer(queue, reply=True, limit=1)
+
+    until_ended(here, key, "entered", call)
+    here.app.control.cancel_consumer(queue, reply=True, limit=1)
+
+
 @pytest.mark.long
 def test_call_that_rabbitmq_discards_loses_its_place(
     on_rabbitmq: Deployment, key: str

@@ -38,6 +38,7 @@ class Starting:
 
     def __init__(self, app: Celery, **options: Any) -> None:
         self.app, self.options = app, options
+        self.on_decode_error = None  # of the consumer, which Celery calls
 
 
 def locking_app(**settings: Any) -> Celery:
