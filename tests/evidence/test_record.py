@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -61,21 +60,6 @@ def test_membership_bugs_are_in_the_table() -> None:
     ours = {way.bug for way in WAYS.values() if isinstance(way, Scenario)}
 
     assert ours == {*MEMBERSHIP_BUGS}
-
-
-def test_bugs_of_the_page_about_safety_are_in_the_record() -> None:
-    """Each bug that histories found is in the record, with its test or its seed."""
-    page = (ROOT / "docs" / "explanation" / "why-it-is-safe.md").read_text("utf-8")
-    listed = page.partition("Histories found these bugs")[2].partition("Only the ")[0]
-    record = (ROOT / "docs" / "explanation" / "record.md").read_text("utf-8")
-    named = {*re.findall(r"`(test_\w+)`", listed)}
-
-    assert named
-    assert {
-        name
-        for name in named - {"test_pause_before_a_sleep_does_not_delay_later_leases"}
-        if name not in record
-    } <= {"test_abort_outlasts_locks_of_members_that_have_forgotten"}
 
 
 def test_planted_bug_is_found() -> None:
