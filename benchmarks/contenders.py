@@ -45,7 +45,7 @@ def ours(redlock: Redlock, count: int, name: str = "celery-redlock") -> Contende
     return Contender(name, len(redlock.labels), run, count)
 
 
-def redis_py(client: redis.Redis, count: int, name: str = "redis-py Lock") -> Contender:
+def redis_py(client: redis.Redis, count: int) -> Contender:
     """Take and release the lock of redis-py: the least that one node can do."""
 
     def run(cycles: int) -> None:
@@ -54,7 +54,7 @@ def redis_py(client: redis.Redis, count: int, name: str = "redis-py Lock") -> Co
             lock.acquire(blocking=False)
             lock.release()
 
-    return Contender(name, 1, run, count)
+    return Contender("redis-py Lock", 1, run, count)
 
 
 class RawSockets:

@@ -107,14 +107,9 @@ class Visit(Interruption):
             self._function()
 
 
-def interruptions(below: str, *, every: int = 1) -> Iterator[Interruption]:
-    """Yield an interruption for each place; the last one finds no place any more.
-
-    Args:
-        below: As for `Interruption`.
-        every: The number of places from one interruption to the next.
-    """
-    for at in itertools.count(1, every):
+def interruptions(below: str) -> Iterator[Interruption]:
+    """Yield an interruption for each place; the last one finds no place any more."""
+    for at in itertools.count(1):
         interruption = Interruption(at, below)
         yield interruption
         if not interruption.was_raised:

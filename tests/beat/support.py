@@ -205,16 +205,9 @@ class Beats:
         """Wait until the nodes know of no beat that stands by."""
         until(lambda: not leadership_of(self._redlock, KEY).standbys, 30)
 
-    def until_led(
-        self, *, not_by: LocalBeat | None = None, seconds: float = 20.0
-    ) -> LocalBeat:
+    def until_led(self) -> LocalBeat:
         """Wait until a beat leads, and return it."""
-
-        def other() -> LocalBeat | None:
-            leader = self.leader()
-            return None if leader is not_by else leader
-
-        return until(other, seconds, what="a leader") or self.all[0]
+        return until(self.leader, 20.0, what="a leader") or self.all[0]
 
     def freeze_between_slots(self, beat: LocalBeat) -> None:
         """Stop a beat (SIGSTOP) when the nodes have recorded all that it has sent.

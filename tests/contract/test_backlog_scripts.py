@@ -56,10 +56,10 @@ def number(
     return found
 
 
-def first(subject: Subject, task_id: str = "any") -> Any:
+def first(subject: Subject) -> Any:
     """Run FIRST_IN_BACKLOG; return how many wait, and the id of the first."""
     keys = [subject.key(part) for part in ("backlog", "return")]
-    status, *found = subject.run(FIRST_IN_BACKLOG, keys, [task_id])
+    status, *found = subject.run(FIRST_IN_BACKLOG, keys, ["any"])
     assert status == GRANTED
     return found
 

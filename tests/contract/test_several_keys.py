@@ -25,10 +25,10 @@ def values(subject: Subject) -> list[bytes | None]:
     return [subject.get(lock) for lock in subject.locks]
 
 
-def hold_b(subject: Subject, token: str = OTHER) -> None:
+def hold_b(subject: Subject) -> None:
     """Let a client have the lock of ``b`` alone."""
     subject.take_several("b")
-    assert subject.acquire(token)[0] == GRANTED
+    assert subject.acquire(OTHER)[0] == GRANTED
     subject.take_several("a", "b")
 
 

@@ -101,19 +101,13 @@ class Site:
 
 
 @contextlib.contextmanager
-def open_site(
-    var: Path,
-    *options: str,
-    report_seconds: float = 12.0,
-    fetch_seconds: float = 3.0,
-) -> Iterator[Site]:
+def open_site(var: Path, *options: str, report_seconds: float = 12.0) -> Iterator[Site]:
     """Run the example; stop it as Ctrl-C does.
 
     Args:
         var: The folder for its database and logs.
         *options: More words of its command line.
         report_seconds: The duration of a report.
-        fetch_seconds: The mean duration of a fetch for a tenant.
     """
     process = Process(
         "the example",
@@ -123,7 +117,7 @@ def open_site(
         environment={
             "REPORTS_VAR": str(var),
             "REPORT_SECONDS": str(report_seconds),
-            "FETCH_SECONDS": str(fetch_seconds),
+            "FETCH_SECONDS": "3",  # on average
         },
     )
     process.start()
@@ -140,16 +134,13 @@ def open_site(
 
 
 @contextlib.contextmanager
-def open_browser(
-    folder: Path, url: str, *, width: int = 1280, height: int = 1000
-) -> Iterator[Browser]:
+def open_browser(folder: Path, url: str, *, height: int = 1000) -> Iterator[Browser]:
     """Start Chromium without a screen.
 
     Args:
         folder: The folder for its profile.
         url: The URL of the site.
-        width: The width of the window in pixels.
-        height: Its height in pixels.
+        height: The height of the window in pixels.
     """
     from selenium import webdriver  # noqa: PLC0415  (only where there is a browser)
 
@@ -164,7 +155,7 @@ def open_browser(
         "--disable-gpu",
         "--no-first-run",
         "--hide-scrollbars",
-        f"--window-size={width},{height}",
+        f"--window-size=1280,{height}",
         f"--user-data-dir={folder / 'profile'}",
     ):
         options.add_argument(switch)

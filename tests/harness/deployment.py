@@ -194,13 +194,13 @@ class Deployment(CeleryTestSetup):
         self.worker_cluster[number].container.resume()
 
     @contextmanager
-    def worker_paused(self, number: int = 0) -> Iterator[None]:
+    def worker_paused(self) -> Iterator[None]:
         """Stop a worker while the block runs: it takes no message from the broker."""
-        self.pause_worker(number)
+        self.pause_worker(0)
         try:
             yield
         finally:
-            self.resume_worker(number)
+            self.resume_worker(0)
 
     def _jobs_in_broker(self) -> set[str]:
         """Return the ids of all jobs that are queued or taken by a worker."""

@@ -91,13 +91,9 @@ class LockNodes:
             for name in client.scan_iter(pattern, count=1000)
         ]
 
-    def until_held(self, key: str, *, everywhere: bool = False) -> None:
-        """Wait until a majority has this lock, or every node.
-
-        A node that was late gets the lock with a renewal.
-        """
-        wanted = len(self.urls) if everywhere else self.quorum
-        until(lambda: len(self.holders(key)) >= wanted, what=f"a lock on {key}")
+    def until_held(self, key: str) -> None:
+        """Wait until a majority has this lock."""
+        until(lambda: len(self.holders(key)) >= self.quorum, what=f"a lock on {key}")
 
     def until_all_see_the_end(self) -> None:
         """Wait until each client sees the end of a key that this process sees.
@@ -164,9 +160,9 @@ class LockNodes:
         for client in self._alive():
             client.delete(COOLDOWN + key)
 
-    def steal(self, key: str, seconds: float, *, nodes: int | None = None) -> None:
-        """Let another token hold this lock on this number of nodes; default all."""
-        for client in list(self._alive())[:nodes]:
+    def steal(self, key: str, seconds: float) -> None:
+        """Let another token hold this lock on all nodes."""
+        for client in self._alive():
             client.set(PREFIX + key, f"{FOREIGN}\n1", px=round(seconds * 1000))
 
     def undo_steal(self, key: str) -> None:

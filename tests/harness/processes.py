@@ -97,9 +97,9 @@ class LocalProcess(Process):
         """Return the number of lines of its log that contain this text."""
         return sum(text in line for line in self.logs().splitlines())
 
-    def until_logged(self, text: str, seconds: float = 20.0, *, times: int = 1) -> None:
-        """Wait until this number of lines of its log contain this text."""
-        until(lambda: self.count(text) >= times, seconds, what=f"{self.name}: {text!r}")
+    def until_logged(self, text: str) -> None:
+        """Wait until its log contains this text."""
+        until(lambda: text in self.logs(), 20.0, what=f"{self.name}: {text!r}")
 
 
 class LocalBeat(LocalProcess, Beat):

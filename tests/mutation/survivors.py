@@ -60,9 +60,9 @@ def explained(path: Path = LIST) -> list[Survivor]:
     ]
 
 
-def listed(module: str, path: Path = LIST) -> set[Change]:
+def listed(module: str) -> set[Change]:
     """Return the explained changes of one module."""
-    return {one.change for one in explained(path) if one.module == module}
+    return {one.change for one in explained() if one.module == module}
 
 
 def functions_of(source: str) -> dict[str, str]:

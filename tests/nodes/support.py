@@ -190,9 +190,7 @@ def locks(nodes: DevNodes | Sequence[DevNode], key: str = "") -> list[str]:
     return [name for node in _nodes(nodes) for name in node.command("KEYS", pattern)]
 
 
-def until_nothing_is_left(
-    nodes: DevNodes | Sequence[DevNode], key: str = "", seconds: float = 15.0
-) -> None:
+def until_nothing_is_left(nodes: DevNodes | Sequence[DevNode], key: str = "") -> None:
     """Wait until no node has a lock whose key contains this text.
 
     Meanwhile each service of the test reads what comes, as its watchdog does: an answer
@@ -204,7 +202,7 @@ def until_nothing_is_left(
             redlock.transport.drain()
         return not locks(nodes, key)
 
-    until(is_so, seconds, what=f"no lock left of {key!r}")
+    until(is_so, 15.0, what=f"no lock left of {key!r}")
 
 
 def delete_lock(nodes: Sequence[DevNode], key: str) -> None:

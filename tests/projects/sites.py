@@ -47,12 +47,12 @@ def statuses(seen: Sequence[Answer]) -> Counter[int]:
 
 @contextlib.contextmanager
 def uvicorns(
-    application: str, folder: Path, environment: Mapping[str, str], count: int = 2
+    application: str, folder: Path, environment: Mapping[str, str]
 ) -> Iterator[list[str]]:
-    """Serve an application in so many processes, and give their addresses."""
+    """Serve an application in two processes, and give their addresses."""
     with contextlib.ExitStack() as stack:
         urls = []
-        for number in range(count):
+        for number in range(2):
             port = free_port()
             process = Process(
                 f"uvicorn-{number}",

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 from tests.simulation.history import play
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from tests.simulation.plan import ClientPlan, Operation, Plan
 
 _MOST_TRIES = 600
 
 
-def minimised(plan: Plan, *, ignored: Iterable[str] = ()) -> Plan:
+def minimised(plan: Plan) -> Plan:
     """Return the smallest plan that still shows the kind of the first finding.
 
     A plan without a finding is returned as it is. The random numbers of the network
     belong to the seed and to the two ends of a path, so a smaller plan mostly meets
     the same delays.
     """
-    kinds = {finding.kind for finding in play(plan, ignored=ignored).findings[:1]}
+    kinds = {finding.kind for finding in play(plan).findings[:1]}
     tries = _MOST_TRIES
     smaller = True
     while kinds and smaller:
@@ -31,7 +31,7 @@ def minimised(plan: Plan, *, ignored: Iterable[str] = ()) -> Plan:
             tries -= 1
             if tries < 0:
                 return plan
-            found = play(candidate, ignored=ignored).findings
+            found = play(candidate).findings
             if kinds & {finding.kind for finding in found}:
                 plan, smaller = candidate, True
                 break

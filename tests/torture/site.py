@@ -320,10 +320,10 @@ class Site:
         for worker in self.workers:
             worker.wait_until_ready()
 
-    def left_behind(self, seconds: float = 10.0) -> list[str]:
-        """Return the processes that have outlived their worker by this time."""
+    def left_behind(self) -> list[str]:
+        """Return the processes that have outlived their worker by ten seconds."""
         with contextlib.suppress(AssertionError):
-            until(lambda: not any(map(_lives, self.seen)), seconds)
+            until(lambda: not any(map(_lives, self.seen)), 10.0)
         return [f"{one.pid}: {_words(one)}" for one in self.seen if _lives(one)]
 
     def __exit__(self, *_: object) -> None:

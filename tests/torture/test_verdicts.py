@@ -64,7 +64,6 @@ class Writer:
         self,
         results: dict[str, tuple[str, str]] | None = None,
         writes: list[tuple[str, int, str]] | None = None,
-        elements: set[str] | None = None,
         dropped: set[str] | None = None,
     ) -> Verdicts:
         """Return the verdicts on the journal."""
@@ -72,7 +71,7 @@ class Writer:
         verdicts.judge(
             results=results or {},
             writes=writes or [],
-            elements=elements or set(),
+            elements=set(),
             dropped=dropped or set(),
         )
         return verdicts

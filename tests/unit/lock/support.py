@@ -161,10 +161,10 @@ def hold(nodes: FakeNodes, *indexes: int, by: str = "other.1") -> None:
         put(nodes, index, by)
 
 
-def forget(nodes: FakeNodes, *indexes: int, key: str = "k") -> None:
+def forget(nodes: FakeNodes, *indexes: int) -> None:
     """Delete the lock on these nodes, as an operator or a crash does."""
     for index in indexes:
-        nodes.nodes[index].memory.redis.delete(_lock(key))
+        nodes.nodes[index].memory.redis.delete(_lock("k"))
 
 
 def counters(nodes: FakeNodes, field: bytes = STRIPE_OF_K) -> list[int]:

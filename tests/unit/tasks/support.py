@@ -229,9 +229,7 @@ def open_app(nodes: FakeNodes, **options: Any) -> Iterator[Celery]:
     app.close()
 
 
-def run_until_stopped(
-    first: Callable[[], object] = lambda: None, seconds: float = LONG
-) -> None:
+def run_until_stopped(first: Callable[[], object] = lambda: None) -> None:
     """Do this first, and run on in small steps until an exception stops it.
 
     Without the collector: CPython ignores exceptions in finalisers and in callbacks of
@@ -240,7 +238,7 @@ def run_until_stopped(
     gc.disable()
     try:
         first()
-        end = SYSTEM_CLOCK.monotonic() + seconds
+        end = SYSTEM_CLOCK.monotonic() + LONG
         while SYSTEM_CLOCK.monotonic() < end:
             SYSTEM_CLOCK.sleep(0.005)
     finally:
