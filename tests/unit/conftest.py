@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.testing import FakeClock, FakeNodes
 from tests.unit.lock.support import Site
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery_redlock.locks.redlock import Redlock
 
 
 @pytest.fixture(autouse=True)

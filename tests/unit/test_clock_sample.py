@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,6 @@ from hypothesis import strategies as st
 from celery_redlock.operations.inspect import ClockSample, watch_clock
 from celery_redlock.stores.server_clock import ServerClock
 from celery_redlock.testing import FakeClock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 US = 1_000_000
 EPOCH = 1_700_000_000.3  # what the clock of the node shows in the beginning

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import Celery, Task
@@ -31,10 +32,6 @@ from celery_redlock.operations.doctor import (
 from celery_redlock.operations.inspect import NodeReport, NodeState, NodeStatus
 from celery_redlock.policies import Raise, Retry, Skip
 from tests.harness.source import finding_codes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 EVEN = Finding("even-nodes", Severity.NOTE, "There are 4.", "Use 5.")
 SLOW = Finding("slow", Severity.WARNING, "It is slow.", "Move it.", "redis-a")

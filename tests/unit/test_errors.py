@@ -6,7 +6,8 @@ import copy
 import functools
 import pickle
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -30,9 +31,6 @@ from celery_redlock.errors import (
 )
 from celery_redlock.locks.lease import Holder
 from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def drawn_tree() -> dict[str, str]:

@@ -6,7 +6,8 @@ import os
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,6 @@ from celery_redlock.wire.connector import Connector
 from celery_redlock.wire.url import parse_node
 from tests.interruptions import counts_places
 from tests.nodes.support import run_python
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has none")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -23,9 +22,7 @@ from celery_redlock.locks.lease import (
     note_body,
 )
 from celery_redlock.locks.limits import Limit
-
-if TYPE_CHECKING:
-    from celery_redlock.testing import FakeClock
+from celery_redlock.testing import FakeClock
 
 TOKEN = new_token(new_base())
 

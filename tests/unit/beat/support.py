@@ -6,23 +6,18 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from itertools import chain, count
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import pytest
 from celery import Celery
-from celery.beat import PersistentScheduler, Scheduler
+from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 from celery.schedules import crontab
 from kombu.exceptions import OperationalError
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.beat import RedlockScheduler
-from celery_redlock.testing import FakeNodes
+from celery_redlock.testing import FakeClock, FakeNodes
 from tests.unit.election.support import run
-
-if TYPE_CHECKING:
-    import pytest
-    from celery.beat import ScheduleEntry
-
-    from celery_redlock.testing import FakeClock
 
 Schedule = Callable[[], Mapping[str, Any]]
 

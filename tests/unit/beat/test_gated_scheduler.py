@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from celery.beat import ScheduleEntry
 from celery.schedules import crontab
 
 from celery_redlock.records.beat_slots import mark_slot
@@ -24,12 +26,6 @@ from tests.unit.beat.support import (
     us,
 )
 from tests.unit.election.support import run
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from celery.beat import ScheduleEntry
-
 
 SEEDS = with_long(range(4), "1", "2", "3")
 NINE_JOBS = crontabs(*(f"job-{n}" for n in range(9)))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery
 import pytest
@@ -23,10 +25,6 @@ from tests.unit.beat.support import (
     crontabs,
 )
 from tests.unit.election.support import run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 
 def test_banner_asks_no_node_and_makes_no_file(site: Site, tmp_path: Path) -> None:

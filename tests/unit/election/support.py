@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_redlock.election import Elector
-
-if TYPE_CHECKING:
-    from celery_redlock.testing import FakeNodes
+from celery_redlock.testing import FakeNodes
 
 TTL = 15.0
 KEY = "reindexer"

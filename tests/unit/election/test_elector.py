@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,13 +16,10 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.locks.lease import Holder
 from celery_redlock.records.standbys import leadership_of
 from celery_redlock.scripts import RELEASE
-from celery_redlock.testing import force_release
+from celery_redlock.testing import FakeClock, FakeNodes, force_release
 from tests.conftest import with_long
 from tests.interruptions import Interrupted, counts_places, interruptions
 from tests.unit.election.support import KEY, TTL, Candidate, run
-
-if TYPE_CHECKING:
-    from celery_redlock.testing import FakeClock, FakeNodes
 
 
 def test_first_candidate_is_elected(candidates: list[Candidate]) -> None:

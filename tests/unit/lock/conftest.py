@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from celery_redlock.locks.lease import Lease
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.testing import FakeClock, FakeNodes
-from tests.unit.lock.sockets import Connection, Net, Stage
-
-if TYPE_CHECKING:
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.locks.redlock import Redlock
-    from tests.unit.lock.sockets import Sock
+from tests.unit.lock.sockets import Connection, Net, Sock, Stage
 
 
 @pytest.fixture

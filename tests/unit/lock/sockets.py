@@ -5,27 +5,23 @@ from __future__ import annotations
 import selectors
 import threading
 import time
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from celery_redlock.basics.resp import ErrorReply, PythonReader
 from celery_redlock.basics.secret import SecretUrl
 from celery_redlock.basics.timing import Timing
 from celery_redlock.scripts import ALL_SCRIPTS, INSPECT, RELEASE, Script
+from celery_redlock.testing import FakeClock
 from celery_redlock.wire.broadcast import Broadcast
 from celery_redlock.wire.node import Node
+from celery_redlock.wire.quorum import VoteKind
 from celery_redlock.wire.requests import (
     ScriptRequest,
     all_answered,
     verdict_is_certain,
 )
 from tests.unit.lock.support import kinds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from celery_redlock.testing import FakeClock
-    from celery_redlock.wire.quorum import VoteKind
-
 
 SOON = 5.0  # seconds within which a thread must have done its work
 ROOM = 1 << 20  # bytes

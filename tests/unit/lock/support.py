@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from celery_redlock.locking import lock
-from celery_redlock.locks.lease import drift_of
+from celery_redlock.locks.lease import Lease, drift_of
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.locks.watchdog import Watchdog
-from celery_redlock.wire.quorum import Ballot, VoteKind
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
-
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.members.view import View
-    from celery_redlock.testing import FakeClock, FakeNodes
-    from celery_redlock.wire.quorum import Vote
+from celery_redlock.members.view import View
+from celery_redlock.testing import FakeClock, FakeNodes
+from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
 
 TTL = 10.0  # seconds, of the fixture `redlock`
 VALIDITY = TTL - drift_of(TTL)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from celery_redlock.errors import QuorumUnreachable
@@ -16,12 +14,9 @@ from celery_redlock.line.backlog import (
     number_in_backlog,
     place_of_newcomer,
 )
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.testing import FakeNodes
-from tests.unit.lock.support import asked
-
-if TYPE_CHECKING:
-    from celery_redlock.locks.redlock import Redlock
-    from tests.unit.lock.support import Site
+from tests.unit.lock.support import Site, asked
 
 NOW = 1_795_246_614_184_112  # µs since 1970
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import itertools
 import logging
-from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.errors import QuorumUnreachable
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.records.beat_slots import (
     MOST_SLOT,
     SlotRecord,
     mark_slot,
 )
 from celery_redlock.testing import FakeClock, FakeNodes
-
-if TYPE_CHECKING:
-    from celery_redlock.locks.redlock import Redlock
-    from tests.unit.lock.support import Site
+from tests.unit.lock.support import Site
 
 KEY = "beat:project"
 NOON = 1_795_262_400_000_000

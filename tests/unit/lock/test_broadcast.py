@@ -9,13 +9,15 @@ import re
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 from celery_redlock.basics import process
+from celery_redlock.testing import FakeClock
 from celery_redlock.wire import broadcast
 from celery_redlock.wire.node import Node
 from celery_redlock.wire.quorum import VoteKind
@@ -33,12 +35,6 @@ from tests.unit.lock.sockets import (
     Net,
     commands,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.testing import FakeClock
-
 
 # -- replies ---------------------------------------------------------------------------
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.errors import QuorumUnreachable
-from celery_redlock.line.claims import Claims
+from celery_redlock.line.claims import Claims, ExistingJob
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.scripts.keys import key_of
+from celery_redlock.testing import FakeNodes
 from tests.unit.lock.support import Site, asked, outlast_quarantine, restart
-
-if TYPE_CHECKING:
-    from celery_redlock.line.claims import ExistingJob
-    from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.testing import FakeNodes
 
 OVER = 65.0  # seconds: more than a quarantine
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from celery_redlock.errors import RedlockError
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.members.deployment import initialize
 from celery_redlock.wire.url import parse_node
 from tests.unit.lock.support import Site, restart
-
-if TYPE_CHECKING:
-    from celery_redlock.locks.redlock import Redlock
 
 
 def test_check_of_healthy_nodes_finds_nothing(site: Site) -> None:

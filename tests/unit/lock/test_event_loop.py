@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from types import FrameType
+from typing import Any, cast
 
 from celery_redlock.wire.event_loop import drive
-from celery_redlock.wire.steps import Ask
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from celery_redlock.wire.requests import Event, ScriptRequest, Transport
-    from celery_redlock.wire.steps import Steps
+from celery_redlock.wire.requests import Event, ScriptRequest, Transport
+from celery_redlock.wire.steps import Ask, Steps
 
 SOON = 5.0  # seconds
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from celery_redlock.locks.extension import Extension
 from celery_redlock.locks.forced_release import ForcedRelease, records_in
-from celery_redlock.locks.lease import LeaseState
+from celery_redlock.locks.lease import Lease, LeaseState
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.scripts import FORCE_RELEASE, FREE, TAKEN
+from celery_redlock.testing import FakeNodes
+from celery_redlock.wire.requests import ScriptRequest
 from tests.unit.lock.support import (
     STRIPE_OF_K,
     VALIDITY,
@@ -24,14 +26,6 @@ from tests.unit.lock.support import (
     ttls,
     view_of,
 )
-
-if TYPE_CHECKING:
-    from celery_redlock.locks.extension import Extension
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.testing import FakeNodes
-    from celery_redlock.wire.requests import ScriptRequest
-
 
 # -- extend ----------------------------------------------------------------------------
 

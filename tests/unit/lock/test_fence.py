@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from celery_redlock.errors import QuorumUnreachable
 from celery_redlock.locks.fence import raise_fence
-from celery_redlock.locks.redlock import run
+from celery_redlock.locks.redlock import Redlock, run
 from celery_redlock.scripts.keys import STRIPES, stripe_of
+from celery_redlock.testing import FakeNodes
 from celery_redlock.wire.quorum import Verdict, Vote
 from tests.unit.lock.support import (
     STRIPE_OF_K,
@@ -21,12 +22,6 @@ from tests.unit.lock.support import (
     forget,
     holders,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.testing import FakeNodes
 
 AHEAD = 1_900_000_000_000_000  # µs, beyond the clock of these tests
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from celery_redlock import scripts
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.members.configuration import Configuration
-from celery_redlock.members.restart_guard import NodeMembership
+from celery_redlock.members.restart_guard import NodeMembership, RestartGuard
 from celery_redlock.members.view import JOINED, Member, View
-from celery_redlock.testing import FakeNodes
+from celery_redlock.testing import FakeClock, FakeNodes
 from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
 from tests.harness.threads import threads_started_here
 from tests.unit.lock.support import (
@@ -29,13 +31,6 @@ from tests.unit.lock.support import (
     view_of,
     voting,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.members.restart_guard import RestartGuard
-    from celery_redlock.testing import FakeClock
 
 NEW = "5e5e"  # the identity of a server that is in no view yet
 

@@ -7,18 +7,16 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.scripts import ALL_SCRIPTS, Script, host
 from celery_redlock.testing.memory_node import MemoryKeyspace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 STORE = "from celery_redlock.stores.connection import store_of; store_of('{}://')"
 READS = Script("reads", "return {ARGV[1], redis.call('GET', KEYS[1]), ARGV[1]}")

@@ -7,13 +7,14 @@ import logging
 import selectors
 import ssl
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.scripts import INSPECT, RELEASE
+from celery_redlock.testing import FakeClock
 from celery_redlock.wire.quorum import LOST_SCRIPTS
 from tests.harness.threads import threads_started_here
 from tests.unit.lock.sockets import (
@@ -29,10 +30,6 @@ from tests.unit.lock.sockets import (
     request,
     said,
 )
-
-if TYPE_CHECKING:
-    from celery_redlock.testing import FakeClock
-
 
 # -- connecting ------------------------------------------------------------------------
 

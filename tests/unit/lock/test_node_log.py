@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.testing import FakeClock
 from celery_redlock.wire.node_log import NodeLog
-
-if TYPE_CHECKING:
-    from celery_redlock.testing import FakeClock
 
 LATE = (
     "Node a:6379/0 answers late: no reply for 0.05 s. "

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.scripts import RELEASE
+from celery_redlock.testing import FakeClock
 from celery_redlock.wire.pending_releases import PendingReleases
 from celery_redlock.wire.requests import ScriptRequest, majority_answered
 from tests.unit.lock.sockets import (
     CONNECT_TIMEOUT,
     Connection,
+    Net,
     Sock,
     Stage,
     commands,
@@ -23,12 +25,6 @@ from tests.unit.lock.sockets import (
     request,
     said,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.testing import FakeClock
-    from tests.unit.lock.sockets import Net
 
 
 def release_of(token: str, until: float = 60.0) -> ScriptRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -21,12 +21,10 @@ from celery_redlock.locks.limits import (
     wanted,
     with_copies,
 )
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.scripts.keys import stripe_of
+from celery_redlock.testing import FakeNodes
 from tests.unit.lock.support import Site, args_of, asked, ttls
-
-if TYPE_CHECKING:
-    from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.testing import FakeNodes
 
 THREE = (Limit("imports", 3),)
 RATE = (Limit("mail", 3), Limit("mail", 3, 60.0))

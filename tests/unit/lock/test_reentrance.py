@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from celery_redlock.scripts import RELEASE
-from celery_redlock.wire.requests import all_answered
+from celery_redlock.testing import FakeClock
+from celery_redlock.wire.requests import ScriptRequest, all_answered
 from tests.unit.lock.sockets import Connection, Net, commands
-
-if TYPE_CHECKING:
-    from celery_redlock.testing import FakeClock
-    from celery_redlock.wire.requests import ScriptRequest
 
 REASON = "lost its connection, because a request was interrupted"
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.basics.command import COMMAND
-from celery_redlock.errors import LockContended, LockHeld, QuorumUnreachable
+from celery_redlock.errors import (
+    LockContended,
+    LockHeld,
+    LockUnavailable,
+    QuorumUnreachable,
+)
 from celery_redlock.locks.failure import delay_after, failure_of
 from celery_redlock.locks.lease import Holder, new_base
 from celery_redlock.members.configuration import Configuration
 from celery_redlock.members.view import View
+from celery_redlock.testing import FakeNodes
 from celery_redlock.wire.quorum import INTERRUPTED, Vote, VoteKind
 from tests.unit.lock.support import (
     FREE,
@@ -29,11 +34,6 @@ from tests.unit.lock.support import (
     put,
     restart,
 )
-
-if TYPE_CHECKING:
-    from celery_redlock.errors import LockUnavailable
-    from celery_redlock.testing import FakeNodes
-
 
 # -- held ------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import hiredis
 import pytest
@@ -24,9 +25,6 @@ from celery_redlock.basics.resp import (
 from celery_redlock.errors import ConfigurationError
 from tests.nodes.support import run_python
 from tests.unit.lock.sockets import encoded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 lines = st.text(st.characters(blacklist_characters="\r\n", codec="utf-8"), max_size=20)
 replies = st.recursive(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
 
 from celery_redlock import scripts
 from celery_redlock.errors import LockHeld, QuorumUnreachable
+from celery_redlock.locks.lease import Lease
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.members.restart_guard import counters_in, greatest
 from celery_redlock.members.view import CLOSED, UNKNOWN, View
-from celery_redlock.testing import FakeNodes
+from celery_redlock.testing import FakeClock, FakeNodes
 from celery_redlock.testing.network import FakeNode
 from celery_redlock.wire.quorum import Vote, VoteKind
 from tests.unit.lock.support import (
@@ -36,10 +36,6 @@ from tests.unit.lock.support import (
     view_of,
     voting,
 )
-
-if TYPE_CHECKING:
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.testing import FakeClock
 
 ALL, TOLERANCE = [True] * 5, 15_000_000  # µs, a quarter of max_ttl
 PAUSE = 0.3  # seconds, longer than the guard pauses between two tries

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,10 +11,7 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.locks import renewal_schedule as schedule
 from celery_redlock.locks.lease import Lease
 from celery_redlock.locks.renewal_schedule import RenewalSchedule, WakeupQueue, Watch
-
-if TYPE_CHECKING:
-    from celery_redlock.testing import FakeClock
-
+from celery_redlock.testing import FakeClock
 
 _numbers = itertools.count()
 

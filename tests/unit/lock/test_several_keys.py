@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from celery_redlock.errors import ConfigurationError, LockHeld, LockLost
 from celery_redlock.locking import current_lease, lock
 from celery_redlock.scripts.keys import shown, text_of
+from celery_redlock.testing import FakeNodes
 from celery_redlock.wire.quorum import Verdict
 from tests.unit.lock.support import Site, asked, forget
-
-if TYPE_CHECKING:
-    from celery_redlock.testing import FakeNodes
 
 PAIR = ["b", "a"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -14,12 +14,10 @@ from celery_redlock.line.successors import (
     note_published,
     withdraw,
 )
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.scripts.keys import Keys
 from celery_redlock.testing import FakeNodes
-
-if TYPE_CHECKING:
-    from celery_redlock.locks.redlock import Redlock
-    from tests.unit.lock.support import Site
+from tests.unit.lock.support import Site
 
 NOW = 1_795_246_614_184_112  # µs since 1970
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import re
 from collections import UserString
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.utils.functional import lazystr
@@ -15,9 +16,6 @@ from celery_redlock.basics.secret import SecretUrl, mask_url
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.wire.url import NodeAddress, parse_node, parse_nodes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SECRET = "s3cr3t"
 

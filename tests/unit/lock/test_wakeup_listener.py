@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import linecache
+import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from celery_redlock.basics.process import ThreadRun
 from celery_redlock.basics.timing import Timing
 from celery_redlock.scripts.keys import Keys
 from celery_redlock.wire import pubsub
@@ -17,13 +21,6 @@ from celery_redlock.wire.url import parse_nodes
 from tests.harness.tcp import ScriptedServer
 from tests.harness.waiting import until
 from tests.interruptions import counts_places, interruptions
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator
-    from types import FrameType
-
-    from celery_redlock.basics.process import ThreadRun
 
 TIMING = Timing(30.0, 60.0, 0.05, 1.0)
 INFO = b"run_id:1\r\nredis_version:7\r\nrole:master\r\n"

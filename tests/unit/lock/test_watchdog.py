@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from celery_redlock.errors import LockCancelled
 from celery_redlock.line.cancel_requests import ask_to_end
-from celery_redlock.locks.lease import LeaseState
+from celery_redlock.locks.lease import Lease, LeaseState
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.testing import FakeClock, FakeNodes
+from celery_redlock.wire.requests import ScriptRequest
 from tests.unit.lock.support import (
     TTL,
     VALIDITY,
@@ -24,12 +26,6 @@ from tests.unit.lock.support import (
     put,
     ttls,
 )
-
-if TYPE_CHECKING:
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.wire.requests import ScriptRequest
-
 
 # -- renewals --------------------------------------------------------------------------
 

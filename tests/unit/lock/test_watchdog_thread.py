@@ -7,27 +7,22 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from celery_redlock.basics import process
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.locks import renewal_schedule as schedule
-from celery_redlock.locks.lease import LeaseState
+from celery_redlock.locks.lease import Lease, LeaseState
 from celery_redlock.locks.watchdog import Watchdog
 from celery_redlock.testing import FakeNodes
+from celery_redlock.wire.requests import ScriptRequest
 from tests.harness.threads import threads_started_here
 from tests.harness.waiting import until
 from tests.unit.lock.support import Site, asked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.wire.requests import ScriptRequest
-
 
 SOON = 5.0  # seconds within which a thread must have done its work
 RENEW_EVERY = 0.01  # seconds

@@ -9,7 +9,7 @@ import contextlib
 import gc
 import math
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -29,7 +29,7 @@ from celery_redlock.locking import (
     lock,
     watchdog_of,
 )
-from celery_redlock.locks.lease import Holder, LeaseState, new_base
+from celery_redlock.locks.lease import Holder, Lease, LeaseState, new_base
 from celery_redlock.testing import FakeNodes
 from tests.harness.waiting import until
 from tests.interruptions import counts_places, interruptions
@@ -44,9 +44,6 @@ from tests.unit.lock.support import (
     put,
     ttls,
 )
-
-if TYPE_CHECKING:
-    from celery_redlock.locks.lease import Lease
 
 
 def test_lock_is_held_while_the_block_runs(site: Site) -> None:

@@ -12,9 +12,10 @@ import asyncio
 import contextlib
 import contextvars
 import gc
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -22,16 +23,11 @@ import trio.testing
 
 from celery_redlock.errors import LockHeld
 from celery_redlock.locking import Hold, alock, current_lease, held_lease
-from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.lease import Holder, Lease
 from tests.unit.lock.support import Site, holders
 
 greenlet: Any = pytest.importorskip("greenlet")
 sync_to_async: Any = pytest.importorskip("asgiref.sync").sync_to_async
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from celery_redlock.locks.lease import Lease
 
 
 def seen_by(site: Site) -> str:

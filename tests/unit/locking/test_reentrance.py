@@ -9,19 +9,15 @@ import contextlib
 import contextvars
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import current_lease, held_lease, lock
-from celery_redlock.locks.lease import Holder, LeaseState
+from celery_redlock.locks.lease import Holder, Lease, LeaseState
 from tests.unit.lock.support import TTL, Site, Stepped, asked, holders
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.locks.lease import Lease
 
 # -- the same execution ------------------------------------------------------------
 

@@ -6,9 +6,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import pytest
 from celery import Celery, Task
@@ -17,9 +18,6 @@ from celery_redlock import LockOptions, policies
 from celery_redlock.options import arguments
 from celery_redlock.options.arguments import LockArguments, TaskArguments
 from docs.reference.generate import texts_below
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[3]
 REFUSED = "  # refused"

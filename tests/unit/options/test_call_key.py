@@ -7,10 +7,11 @@ import inspect
 import math
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -25,9 +26,6 @@ from celery_redlock.locks.limits import Limit
 from celery_redlock.options.call_key import KeyRule, KeyTemplate
 from celery_redlock.options.key_options import LimitOptions
 from tests.nodes.support import run_python
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ID = UUID("0123456789abcdef0123456789abcdef")
 UNDECIDABLE: Any = object()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import states
@@ -13,10 +13,7 @@ from celery_redlock import DuplicateTask
 from celery_redlock.policies import BufferOne, Conflict, Skip
 from celery_redlock.task.call import Call
 from celery_redlock.testing import SignalRecorder
-from tests.unit.tasks.support import KEY
-
-if TYPE_CHECKING:
-    from tests.unit.tasks.support import Run, Worker
+from tests.unit.tasks.support import KEY, Run, Worker
 
 
 def header(run: Run, worker: Worker) -> dict[str, Any]:

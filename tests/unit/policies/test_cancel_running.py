@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import states
@@ -14,15 +14,12 @@ from celery_redlock import LockCancelled, LockLost, current_lease, metrics
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.line.cancel_requests import ask_to_end
+from celery_redlock.locks.lease import Holder, Lease
+from celery_redlock.policies import Conflict
 from celery_redlock.signals import lock_acquired
 from celery_redlock.testing import SignalRecorder
 from tests.harness.waiting import until
-from tests.unit.tasks.support import KEY, run_until_stopped
-
-if TYPE_CHECKING:
-    from celery_redlock.locks.lease import Holder, Lease
-    from celery_redlock.policies import Conflict
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import KEY, Worker, run_until_stopped
 
 WHO = "job[newcomer]"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from celery import states
@@ -20,11 +21,7 @@ from celery_redlock.policies.base import POLICIES
 from celery_redlock.testing import SignalRecorder
 from docs.reference import generate
 from tests.unit.support import CONFLICT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.unit.tasks.support import Run, Worker
+from tests.unit.tasks.support import Run, Worker
 
 NAME = "tests.unit.policies.shout"
 

@@ -6,9 +6,10 @@ import ast
 import functools
 import sys
 import textwrap
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -44,9 +45,6 @@ from celery_redlock.policies import (
 )
 from celery_redlock.policies.base import POLICIES
 from tests.unit.support import CONFLICT, LOSS, OUTAGE, delay
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Option: TypeAlias = PolicyOption[Any, Any]
 EVERY_OPTION: list[Option] = [ON_CONFLICT, ON_LOCK_LOST, ON_BACKEND_ERROR]

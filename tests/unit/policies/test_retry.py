@@ -5,10 +5,11 @@ From a backlog it comes back in its turn.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import states
@@ -19,19 +20,13 @@ from celery_redlock.line.backlog import (
     note_run,
     place_of_newcomer,
 )
-from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.lease import Holder, Lease
 from celery_redlock.locks.limits import Limit
 from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.policies import Conflict, Retry, retry
 from celery_redlock.testing import SignalRecorder
 from tests.unit.support import delay, settings
-from tests.unit.tasks.support import KEY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.locks.lease import Lease
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import KEY, Worker
 
 TEN, TEN_A_MINUTE = Limit("k", 10), Limit("k", 10, 60.0)
 LONG_AGO = 1_795_246_614_184_112  # µs since 1970

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
+from celery import Celery
 
+from celery_redlock.testing import FakeNodes
 from tests.unit.tasks.support import Worker, open_app
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery import Celery
-
-    from celery_redlock.testing import FakeNodes
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import gc
 import secrets
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import Celery, states
@@ -20,12 +21,8 @@ from celery_redlock import current_lease, singleton_task
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.testing import FakeNodes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.locks.redlock import Redlock
 
 HOUR = 3600.0
 LONG = 10.0  # seconds: longer than any step of these tests takes

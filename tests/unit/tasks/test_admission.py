@@ -7,15 +7,16 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from celery import states
+from celery import Task, states
 from celery.exceptions import TaskRevokedError
 from celery.signals import before_task_publish
 
 from celery_redlock import DuplicateTask, LockContended, QuorumUnreachable
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit, with_copies
 from celery_redlock.policies import Conflict, Wait
@@ -25,13 +26,7 @@ from celery_redlock.task.results import can_be_read
 from celery_redlock.testing import FakeClock, SignalRecorder
 from tests.unit.lock.support import put
 from tests.unit.support import CONFLICT
-from tests.unit.tasks.support import HOUR, KEY
-
-if TYPE_CHECKING:
-    from celery import Task
-
-    from celery_redlock.devnodes import DevNodes
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import HOUR, KEY, Worker
 
 IGNORED, FAILED = (states.IGNORED, states.REVOKED), (states.FAILURE, states.FAILURE)
 RETRIED, SUCCEEDED = (states.RETRY, states.RETRY), (states.SUCCESS, states.SUCCESS)

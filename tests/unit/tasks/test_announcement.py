@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import Celery, states
 
 from celery_redlock import ConfigurationError, singleton_task
-
-if TYPE_CHECKING:
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import Worker
 
 
 @pytest.mark.parametrize("policy", ["buffer_one", "cancel_running", lambda _: "skip"])

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from celery import Task, signals, states
 
 from celery_redlock import SingletonTask
 from celery_redlock.policies import Conflict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import Worker
 
 KEY = "k:0"
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import signals, states
 from kombu.common import Broadcast
 
 from celery_redlock import ConfigurationError
-
-if TYPE_CHECKING:
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import Worker
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import chain, chord, group, states
@@ -24,13 +24,9 @@ from celery_redlock.policies import (
     Wait,
 )
 from celery_redlock.scripts import CLAIM
-from celery_redlock.testing import SignalRecorder
+from celery_redlock.testing import FakeNodes, SignalRecorder
 from tests.unit.lock.support import args_of, asked
-from tests.unit.tasks.support import HOUR, LONG
-
-if TYPE_CHECKING:
-    from celery_redlock.testing import FakeNodes
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import HOUR, LONG, Worker
 
 
 def ours(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:

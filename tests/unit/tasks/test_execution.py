@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import states
@@ -16,18 +16,14 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_redlock import LockLost, current_lease
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics import process
-from celery_redlock.locks.lease import LeaseState
+from celery_redlock.locks.lease import Lease, LeaseState
 from celery_redlock.policies import DecidedCall, LossDecision
 from celery_redlock.signals import lock_acquired, lock_heartbeat
 from celery_redlock.task import ends, execution
 from celery_redlock.task.execution import running
 from celery_redlock.testing import SignalRecorder
 from tests.harness.waiting import until
-from tests.unit.tasks.support import HOUR, KEY, run_until_stopped
-
-if TYPE_CHECKING:
-    from celery_redlock.locks.lease import Lease
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import HOUR, KEY, Worker, run_until_stopped
 
 
 @pytest.fixture

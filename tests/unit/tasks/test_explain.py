@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,10 +12,8 @@ from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit
 from celery_redlock.policies import Conflict, Outage, Retry
-
-if TYPE_CHECKING:
-    from celery_redlock.testing import FakeNodes
-    from tests.unit.tasks.support import Worker
+from celery_redlock.testing import FakeNodes
+from tests.unit.tasks.support import Worker
 
 WHO = Holder("", task="unit.work", task_id="another", host="worker-1", pid=7)
 KEY = "work:1"

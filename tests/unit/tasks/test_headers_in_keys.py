@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from celery import Task, states
@@ -10,12 +11,8 @@ from celery.exceptions import WorkerLostError
 from celery.signals import before_task_publish
 
 from celery_redlock import ConfigurationError
+from tests.unit.tasks.support import Worker
 from tests.unit.tasks.test_request import child, failure, kill, receive
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.unit.tasks.support import Worker
 
 __all__ = ["child"]  # pytest finds it here
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import Task, signals, states
@@ -13,11 +14,7 @@ from celery.exceptions import Ignore, Reject
 from celery_redlock import current_lease
 from celery_redlock.line.backlog import place_of_newcomer
 from celery_redlock.task.header import mint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import Worker
 
 PAGE = Path(__file__).parents[3] / "docs/reference/works-with.md"
 SIGNALS = ("task_prerun", "task_postrun", "task_success", "task_failure", "task_retry")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import Celery, Task, chain, chord, current_app, group, signals, states
@@ -25,9 +26,6 @@ from celery_redlock import (
 from celery_redlock.options.foreign import FOREIGN
 from celery_redlock.options.lock_options import LockOptions, lock_tasks
 from tests.unit.tasks.support import KEY, Worker, open_app
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DOCS = Path(__file__).parents[3] / "docs" / "how-to"
 

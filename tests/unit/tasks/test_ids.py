@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import states
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import Worker
 
 
 def _retries(job: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -13,10 +13,7 @@ from kombu.asynchronous.timer import to_timestamp
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.task.publishing import seconds_until
-from tests.unit.tasks.support import message_of
-
-if TYPE_CHECKING:
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import Worker, message_of
 
 
 def received(task: Any, when: datetime, *, utc: bool) -> tuple[float, float]:

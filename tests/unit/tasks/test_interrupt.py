@@ -5,17 +5,13 @@ from __future__ import annotations
 import textwrap
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock import LockLost
-from celery_redlock.task.interrupt import interrupter
+from celery_redlock.task.interrupt import Interrupter, interrupter
 from tests.nodes.support import run_python
 from tests.unit.tasks.support import LONG, run_until_stopped
-
-if TYPE_CHECKING:
-    from celery_redlock.task.interrupt import Interrupter
 
 LOST = LockLost("lost", key="k")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import states
@@ -12,16 +13,10 @@ from celery import states
 from celery_redlock.errors import LockHeld
 from celery_redlock.line.backlog import place_of_newcomer
 from celery_redlock.locking import current_lease
-from celery_redlock.locks.lease import Holder
-from celery_redlock.locks.limits import Limit, with_copies
+from celery_redlock.locks.lease import Holder, Lease
+from celery_redlock.locks.limits import Limit, Limits, with_copies
+from celery_redlock.policies import Conflict
 from tests.unit.tasks.support import KEY, Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.locks.limits import Limits
-    from celery_redlock.policies import Conflict
 
 
 def imports(worker: Worker, seen: list[Any], **options: Any) -> Any:

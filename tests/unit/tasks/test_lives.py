@@ -12,9 +12,10 @@ import itertools
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from billiard.einfo import ExceptionInfo
@@ -23,18 +24,13 @@ from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Terminated, WorkerLostError
 from celery.worker.request import create_request_cls
 from kombu.exceptions import OperationalError
+from kombu.message import Message
 
 from celery_redlock import DuplicateTask, QuorumUnreachable
 from celery_redlock.task.execution import Execution
 from celery_redlock.task.request import RedlockRequest
 from tests.conftest import with_long
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kombu.message import Message
-
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import Worker
 
 LIVES = with_long(range(100), *(str(life) for life in range(40, 100)))
 MOST_RUNS = 200  # of the calls that are left in the end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,12 +12,9 @@ from celery_redlock.app.outage_log import OutageLog
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.election import Elector
 from celery_redlock.errors import QuorumUnreachable
+from celery_redlock.testing import FakeClock
 from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
-from tests.unit.tasks.support import KEY
-
-if TYPE_CHECKING:
-    from celery_redlock.testing import FakeClock
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import KEY, Worker
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import Celery, signals
@@ -27,16 +28,11 @@ from celery_redlock.signals import (
     lock_renewed,
     publish_deduplicated,
 )
-from celery_redlock.testing import SignalRecorder
+from celery_redlock.testing import FakeNodes, SignalRecorder
 from celery_redlock.wire.quorum import Vote, VoteKind
 from tests.interruptions import interruptions
 from tests.nodes.support import WITHOUT_HOOK, run_python
 from tests.unit.tasks.support import KEY, LONG, Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery_redlock.testing import FakeNodes
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -13,10 +13,7 @@ from kombu.exceptions import EncodeError
 from celery_redlock import singleton_task
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.errors import QuorumUnreachable
-from tests.unit.tasks.support import HOUR, KEY, run_until_stopped
-
-if TYPE_CHECKING:
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import HOUR, KEY, Worker, run_until_stopped
 
 
 def places(worker: Worker) -> list[str]:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from celery import Celery
 
 import celery_redlock.task
 from celery_redlock import runtime_of, singleton_task
+from celery_redlock.devnodes import DevNodes
+from celery_redlock.testing import FakeNodes
 from tests.unit.tasks.support import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
-    from celery_redlock.devnodes import DevNodes
-    from celery_redlock.testing import FakeNodes
 
 PACKAGE = Path(celery_redlock.task.__file__).parents[1]
 MOST_MODULES = 19

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,10 +12,7 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.errors import QuorumUnreachable
 from celery_redlock.testing import FakeClock
 from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
-from tests.unit.tasks.support import KEY
-
-if TYPE_CHECKING:
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import KEY, Worker
 
 MANY = 100
 CALL = SimpleNamespace(task=SimpleNamespace(name="job"), key=KEY)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from celery.concurrency.prefork import TaskPool
 from kombu.asynchronous.timer import Timer
 
 from celery_redlock.app.refusal_step import RefusalStep
-
-if TYPE_CHECKING:
-    import pytest
-
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import Worker
 
 
 def test_pool_that_a_cold_shutdown_has_stopped_is_no_error(

@@ -8,7 +8,8 @@ import logging
 import pickle
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import billiard.einfo
 import pytest
@@ -19,15 +20,10 @@ from celery.result import AsyncResult
 from kombu.utils.uuid import uuid
 
 from celery_redlock import DuplicateTask, LockHeld
+from celery_redlock.policies import Conflict
 from celery_redlock.task.ends import EndedAsRevoked
 from tests.nodes.support import run_python
-from tests.unit.tasks.support import KEY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery_redlock.policies import Conflict
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import KEY, Worker
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from billiard.einfo import ExceptionInfo
@@ -35,6 +36,7 @@ from kombu.exceptions import OperationalError
 import celery_redlock.operations.scan  # noqa: F401
 from celery_redlock import DuplicateTask
 from celery_redlock.basics import process
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.errors import FingerprintError
 from celery_redlock.line.backlog import MARGIN, join_backlog, place_of_newcomer
 from celery_redlock.line.claims import Claims
@@ -50,13 +52,7 @@ from celery_redlock.task.header import (
 )
 from celery_redlock.task.request import RedlockRequest
 from tests.harness.waiting import until
-from tests.unit.tasks.support import KEY, message_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.devnodes import DevNodes
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import KEY, Worker, message_of
 
 # -- the header --------------------------------------------------------------------
 

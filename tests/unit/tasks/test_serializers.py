@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from celery import states
@@ -12,11 +13,7 @@ from kombu.serialization import registry
 
 from celery_redlock import FingerprintError, LockHeld
 from celery_redlock.task.header import mint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import Worker
 
 ORDER = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 PLAIN = "application/x-plain-json"

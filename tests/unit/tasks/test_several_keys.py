@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import states
 
 from celery_redlock.errors import ConfigurationError, LockHeld
 from celery_redlock.locking import current_lease
-
-if TYPE_CHECKING:
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import Worker
 
 KEYS = ["account:{source}", "account:{target}"]
 

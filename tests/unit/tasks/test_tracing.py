@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -14,12 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from celery_redlock import LockLost, current_lease, tracing
 from celery_redlock.locks.lease import LeaseState
 from celery_redlock.locks.limits import Limit
-from tests.unit.tasks.support import KEY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import KEY, Worker
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"  # as W3C Trace Context writes it

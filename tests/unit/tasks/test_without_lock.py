@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from celery import Task, shared_task, signals, states
+from celery import Celery, Task, shared_task, signals, states
 from celery.app import builtins
 
 from celery_redlock import ConfigurationError, SingletonTask, current_lease
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery import Celery
-
-    from tests.unit.tasks.support import Worker
-
+from tests.unit.tasks.support import Worker
 
 BUILTINS = {
     "map": builtins.add_map_task,

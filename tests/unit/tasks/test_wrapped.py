@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from celery import states
 
 from celery_redlock import ConfigurationError, DuplicateTask
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import Worker
 
 
 def with_session(function: Callable[..., Any]) -> Callable[..., Any]:

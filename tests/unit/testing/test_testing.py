@@ -5,21 +5,19 @@ from __future__ import annotations
 import functools
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import ConfigurationError, LockHeld, QuorumUnreachable
 from celery_redlock.locking import lock
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.scripts import INSPECT, Script
 from celery_redlock.signals import lock_acquired, lock_lost, lock_released
 from celery_redlock.testing import FakeClock, FakeNodes, MemoryNode, SignalRecorder
 from tests.nodes.support import run_threads
 from tests.unit.lock.support import holders
-
-if TYPE_CHECKING:
-    from celery_redlock.locks.redlock import Redlock
 
 # -- the clock moves only when a test moves it ---------------------------------------
 
