@@ -23,8 +23,9 @@ import threading
 import time
 import zlib
 from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import hypothesis
 import psutil
@@ -43,9 +44,6 @@ from celery_redlock.errors import RedlockError
 from tests.harness.kept_nodes import IDLE, KeptNodes
 from tests.harness.programs import end_of
 from tests.harness.signals import handle_ignored_signals
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
 # No test here is about time, so a busy machine must not fail one. `make test` is quick.
 hypothesis.settings.register_profile("desk", deadline=None)

@@ -6,13 +6,11 @@ import dis
 import inspect
 import itertools
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
 
 # A release test leaves these tests out: the places differ between versions of CPython.
 counts_places = pytest.mark.counts_places

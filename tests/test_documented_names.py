@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 import secrets
 import threading
+from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -26,13 +27,15 @@ from celery_redlock import (
     signals,
     singleton_task,
 )
-from celery_redlock.testing import force_release, freeze, held_elsewhere, lose_lock
+from celery_redlock.testing import (
+    FakeNodes,
+    SignalRecorder,
+    force_release,
+    freeze,
+    held_elsewhere,
+    lose_lock,
+)
 from tests.harness.source import source_nodes, texts_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.testing import FakeNodes, SignalRecorder
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

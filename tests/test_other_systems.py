@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import celery_redlock
+from celery_redlock.devnodes import DevNodes
 from tests.harness.programs import end_of
-
-if TYPE_CHECKING:
-    from celery_redlock.devnodes import DevNodes
 
 SYSTEMS = ("darwin", "win32")
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import ast
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import pytest
 
 import celery_redlock
 from celery_redlock import errors
 from tests.nodes.support import run_python
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_NAMES = 25
 PACKAGE = Path(errors.__file__).parent

@@ -6,27 +6,24 @@ import contextlib
 import gc
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from celery_redlock.devnodes import DevNode
 from tests.conftest import (
     group_of,
     longest_first,
     pytest_ignore_collect,
     rotated,
 )
+from tests.harness.kept_nodes import KeptNodes
 from tests.harness.programs import end_of
 from tests.harness.tcp import proxies
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.devnodes import DevNode
-    from tests.harness.kept_nodes import KeptNodes
 
 PROGRAM = """
 import signal, subprocess, sys

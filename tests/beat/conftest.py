@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.beat.support import KEY, Beats, MakeBeats, often
 from tests.harness.deployment import Site
-from tests.harness.lock_nodes import lock_nodes
+from tests.harness.lock_nodes import LockNodes, lock_nodes
 from tests.harness.logs import log_marks, pytest_runtest_makereport
 from tests.harness.store_nodes import pytest_collection_modifyitems
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.harness.lock_nodes import LockNodes
 
 __all__ = [  # pytest finds them here
     "log_marks",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import redis
 
@@ -16,15 +17,11 @@ from celery_redlock.locks.redlock import Redlock
 from celery_redlock.records.beat_slots import SlotRecord
 from celery_redlock.records.standbys import leadership_of
 from tests.beat.project import DATABASE
+from tests.harness.deployment import Site
+from tests.harness.lock_nodes import LockNodes
 from tests.harness.processes import LocalBeat, LocalWorker
 from tests.harness.programs import Ended, end_of
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from tests.harness.deployment import Site
-    from tests.harness.lock_nodes import LockNodes
 
 __all__ = ["KEY", "LONG_TTL", "NODE_TIMEOUT", "Beats", "MakeBeats", "often", "until"]
 

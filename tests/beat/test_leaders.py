@@ -10,20 +10,16 @@ import os
 import socket
 import time
 from collections import Counter
+from collections.abc import Collection
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from celery_redlock.devnodes.processes import free_port
-from tests.beat.support import KEY, LONG_TTL, often, until
+from tests.beat.support import KEY, LONG_TTL, Beats, MakeBeats, often, until
 from tests.harness.metrics import PORT, Scraped
 from tests.harness.store_nodes import STORE
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from tests.beat.support import Beats, MakeBeats
 
 IMPORTS = ["tests.beat.project.metered"]
 NO_LEADER, UNKNOWN = 1, 3  # exit codes of `redlock leader`

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.beat.project import HELD, LONG
-from tests.beat.support import NODE_TIMEOUT, until
-
-if TYPE_CHECKING:
-    from tests.beat.support import MakeBeats
-    from tests.harness.deployment import Site
+from tests.beat.support import NODE_TIMEOUT, MakeBeats, until
+from tests.harness.deployment import Site
 
 SKIPPED = "will be skipped (on_conflict)"
 MINUTE = float(os.environ.get("REDLOCK_OVERLAP_SECONDS", "60"))

@@ -8,15 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import celery_redlock
+from celery_redlock.devnodes import DevNodes
 from tests.beat.support import MakeBeats, until
+from tests.harness.deployment import Site
 from tests.harness.journal import whole_lines
-
-if TYPE_CHECKING:
-    from celery_redlock.devnodes import DevNodes
-    from tests.harness.deployment import Site
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "schedules.md"
 SETTINGS, PROGRAM = re.findall(

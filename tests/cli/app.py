@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from celery import Celery
 
 from celery_redlock import singleton_task
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SETTINGS = "PROJ_SETTINGS"
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from tests.cli.project import Project
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from celery_redlock.devnodes import DevNodes
 
 
 @pytest.fixture(autouse=True)

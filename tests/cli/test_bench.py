@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tests.cli.project import Project
 from tests.nodes.support import until_nothing_is_left
-
-if TYPE_CHECKING:
-    from tests.cli.project import Project
 
 
 def test_bench_measures_a_majority_and_each_node(project: Project) -> None:

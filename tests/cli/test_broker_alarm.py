@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from celery import Celery
@@ -14,12 +14,8 @@ from celery_redlock.operations.doctor import Case, Severity, Workers, findings_o
 from celery_redlock.operations.doctor import workers as rules
 from celery_redlock.operations.kill_holder import HolderLives, kill_holder
 from tests.harness.brokers import running_rabbitmq
+from tests.harness.servers import RabbitMQ
 from tests.unit.test_kill_holder import HOLDER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.harness.servers import RabbitMQ
 
 pytestmark = pytest.mark.long
 NODES = ["redis://127.0.0.1:1/0"]  # nothing listens there, and nothing asks it

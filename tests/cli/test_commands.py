@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -13,14 +13,9 @@ from celery import Celery
 
 from celery_redlock import cli
 from celery_redlock.cli import redlock
-from tests.cli.project import run_here
+from tests.cli.project import Project, run_here
 from tests.harness.programs import end_of
 from tests.nodes.support import run_python
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cli.project import Project
 
 CONTEXT = click.Context(redlock)
 COMMANDS = redlock.list_commands(CONTEXT)

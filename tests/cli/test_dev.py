@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from celery import Celery
@@ -12,15 +12,10 @@ from celery import Celery
 from celery_redlock.devnodes import STORES
 from celery_redlock.errors import LockUnavailable
 from celery_redlock.locks.redlock import Redlock
-from tests.cli.project import run_here
+from tests.cli.project import Project, run_here
 from tests.conftest import with_long
 from tests.harness.processes import descendants, is_alive
 from tests.harness.store_nodes import store_servers
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.project import Project
 
 
 @pytest.mark.parametrize(

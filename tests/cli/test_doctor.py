@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
-from celery_redlock.devnodes import ServerOptions
+from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from celery_redlock.errors import QuorumUnreachable
 from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.acl import COMMANDS, OUR_KEYS, acl_rules
 from celery_redlock.operations.doctor import Severity, diagnose
 from celery_redlock.operations.inspect import NodeState, inspect_nodes, node_status
 from celery_redlock.operations.scan import keys_without_ttl, scan
 from celery_redlock.records.beat_slots import SlotRecord, mark_slot
 from celery_redlock.records.standbys import StandbyList, leadership_of
+from tests.cli.project import Project
 from tests.nodes.support import client, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.devnodes import DevNode, DevNodes
-    from celery_redlock.locks.redlock import Redlock
-    from tests.cli.project import Project
 
 LIMITED = ServerOptions(
     username="redlock", password="a secret", acl=acl_rules("redlock")

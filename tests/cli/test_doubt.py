@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,12 +11,9 @@ from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit
 from celery_redlock.records.standbys import StandbyList
 from tests.cli.app import new_app
-from tests.cli.project import Typing, claim
+from tests.cli.project import Project, Typing, claim
 from tests.conftest import with_long
 from tests.nodes.support import locks, until
-
-if TYPE_CHECKING:
-    from tests.cli.project import Project
 
 REASONS = {
     "down": "refused the connection",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from celery import Celery
@@ -12,11 +12,7 @@ from celery_redlock import SingletonTask
 from celery_redlock.cli.explain import _task
 from celery_redlock.cli.output.session import Failure
 from celery_redlock.locks.limits import Limit
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.project import Project
+from tests.cli.project import Project
 
 
 def test_explain_of_a_free_call_exits_with_0(project: Project) -> None:

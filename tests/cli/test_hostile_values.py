@@ -6,17 +6,14 @@ hide the other keys.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
+from tests.cli.project import Project
 from tests.harness.hostile import VALUES, values
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.project import Project
 
 NAME = "redlock:lock:odd"
 

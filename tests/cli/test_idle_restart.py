@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from celery import Celery
 
 from celery_redlock import runtime_of, web
 from tests.cli.app import new_app
+from tests.cli.project import Project
 from tests.nodes.support import MAX_TTL, SHORT, client, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery import Celery
-
-    from tests.cli.project import Project
 
 SETTINGS = {
     "redlock_ttl": MAX_TTL,

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from celery_redlock.devnodes import ServerOptions
+from tests.cli.project import Project
 from tests.nodes.support import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.project import Project
 
 NOWHERE = ["redis://:correct-horse@127.0.0.1:1/0"]
 

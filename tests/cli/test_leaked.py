@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tests.cli.project import Project
+from tests.cli.project import Project
 
 
 def test_leaked_does_not_list_expiring_or_lasting_keys(project: Project) -> None:

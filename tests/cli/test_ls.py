@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
+from celery_redlock.devnodes import DevNode
 from celery_redlock.locks.limits import Limit
-from tests.cli.project import FOREIGN
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.devnodes import DevNode
-    from tests.cli.project import Project
+from tests.cli.project import FOREIGN, Project
 
 
 def test_ls_lists_the_holder_of_each_lock(project: Project) -> None:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.election import Elector
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.release import Operator, ask, release
-from tests.cli.project import FOREIGN, Typing
+from tests.cli.project import FOREIGN, Project, Typing
 from tests.nodes.support import BRIEF, MAX_TTL, SHORT, client, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.devnodes import DevNodes
-    from tests.cli.project import Project
 
 PLURAL = re.compile(r"\d+ of 1\b(?! start)|\b1 nodes|majority|(other|enough|All) nodes")
 ALONE = re.compile(r"too few|\bnodes\b|majority|of 1\b", re.IGNORECASE)

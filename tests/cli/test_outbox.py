@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 import pytest
@@ -12,12 +14,7 @@ from sqlalchemy.orm import Session
 
 from celery_redlock import Outbox
 from celery_redlock.contrib.sqlalchemy import outbox_table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.cli.project import Project
+from tests.cli.project import Project
 
 
 @pytest.fixture

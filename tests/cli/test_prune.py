@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.project import Project
+from tests.cli.project import Project
 
 
 def test_prune_without_records_deletes_none(project: Project) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.errors import QuorumUnreachable
+from tests.cli.project import Project
 from tests.nodes.support import client, refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from celery_redlock.devnodes import DevNodes
-    from tests.cli.project import Project
 
 MAX_TTL = 0.5  # seconds, which makes the quarantine 1.5 s
 SHORT = {"ttl": 0.4, "max_ttl": MAX_TTL, "node_timeout": 0.1}

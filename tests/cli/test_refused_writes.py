@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
+from celery import Celery
 
 from celery_redlock import runtime_of, web
+from celery_redlock.devnodes import DevNode
 from celery_redlock.operations.inspect import NodeState, node_status
 from tests.cli.app import new_app
-from tests.cli.project import claim
+from tests.cli.project import Project, claim
 from tests.nodes.support import locks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from celery import Celery
-
-    from celery_redlock.devnodes import DevNode
-    from tests.cli.project import Project
 
 REFUSALS = {
     "OOM": ("maxmemory", "1"),

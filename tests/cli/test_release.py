@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,12 +12,9 @@ from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit
 from tests.cli.app import new_app
-from tests.cli.project import FOREIGN, HOUR, Typing, claim, run_here
+from tests.cli.project import FOREIGN, HOUR, Project, Typing, claim, run_here
 from tests.nodes.support import PATIENT, locks
 from tests.unit.test_kill_holder import REPLIES, Control
-
-if TYPE_CHECKING:
-    from tests.cli.project import Project
 
 KEY = "redlock:lock:k"
 

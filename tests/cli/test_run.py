@@ -8,31 +8,27 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
 
 import celery_redlock.cli.run as run_module
 from celery_redlock.cli.run import _Child
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.devnodes.processes import Process
 from celery_redlock.errors import LockHeld
-from tests.cli.project import FOREIGN, Run, run_here
+from celery_redlock.locks.redlock import Redlock
+from tests.cli.project import FOREIGN, Project, Run, run_here
 from tests.conftest import with_long
 from tests.harness.processes import is_alive
 from tests.harness.programs import end_of
 from tests.harness.waiting import until
 from tests.nodes import support
 from tests.nodes.support import client, until_nothing_is_left
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from celery_redlock.devnodes import DevNodes
-    from celery_redlock.locks.redlock import Redlock
-    from tests.cli.project import Project
 
 TTL = 3.0  # seconds: renewed each second
 # Says its process id, and what it is told; ends by itself after a minute.

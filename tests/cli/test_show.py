@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from celery_redlock.locks.limits import Limit
-
-if TYPE_CHECKING:
-    from tests.cli.project import Project
+from tests.cli.project import Project
 
 
 def test_show_names_the_holder(project: Project) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from celery_redlock.basics.text import width_of
 from celery_redlock.locks.limits import Limit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.project import Project, Running
+from tests.cli.project import Project, Running
 
 
 def until_held(locks: int, top: Running) -> dict[str, Any]:

@@ -6,17 +6,14 @@ import contextlib
 import re
 import signal
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.project import Project, Running
+from tests.cli.project import Project, Running
 
 TOKEN = "a token of these tests"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import redis
 
@@ -15,9 +16,6 @@ from tests.contract.subjects import (
     StoreSubject,
     Subject,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LAST = b"the last message"  # the end of what a channel can have carried
 

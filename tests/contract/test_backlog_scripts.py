@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_redlock.scripts import (
     FIRST_IN_BACKLOG,
@@ -13,10 +13,7 @@ from celery_redlock.scripts import (
     NUMBER_IN_BACKLOG,
     READ_BACKLOG,
 )
-from tests.contract.subjects import NO_KEY, PATIENCE, SHORT, TTL
-
-if TYPE_CHECKING:
-    from tests.contract.subjects import Subject
+from tests.contract.subjects import NO_KEY, PATIENCE, SHORT, TTL, Subject
 
 NOW = 1_795_246_614_184_112  # µs since 1970
 WITHIN = TTL * 1000  # µs

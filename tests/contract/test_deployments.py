@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.errors import LockHeld, LockLost, QuorumUnreachable
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.testing import FakeClock, FakeNodes
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.devnodes import DevNodes
 
 NODE_TIMEOUT = 1.0  # seconds for a node to reply, also on a busy machine
 SHORT = 3.5 * NODE_TIMEOUT  # seconds, for what has to expire

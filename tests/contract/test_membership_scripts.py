@@ -6,8 +6,9 @@ new deployment. ``tests/model/membership.py`` has the rules.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -35,15 +36,11 @@ from tests.contract.subjects import (
     TOLERANCE,
     TTL,
     UNGUARDED,
+    ServerSubject,
     Subject,
     value,
     view,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.contract.subjects import ServerSubject
 
 OLDER = [
     "protocol 1, max_ttl 60 s, nodes a",

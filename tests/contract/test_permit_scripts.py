@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from celery_redlock.scripts import GRANTED, TAKEN
-from tests.contract.subjects import NO_KEY, OTHER, PATIENCE, TOKEN, TTL, value
-
-if TYPE_CHECKING:
-    from tests.contract.listener import Listener
-    from tests.contract.subjects import Subject
+from tests.contract.listener import Listener
+from tests.contract.subjects import NO_KEY, OTHER, PATIENCE, TOKEN, TTL, Subject, value
 
 KEPT = 3 * TTL
 THREE = [("imports##", 3, TTL)]

@@ -6,8 +6,9 @@ until the reconfiguration is aborted. ``tests/model/reconfiguration.py`` has the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -34,9 +35,6 @@ from tests.contract.subjects import (
     view,
 )
 from tests.contract.test_membership_scripts import is_unchanged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ANOTHER = view(epoch="2.cc", kind="planned")  # the plan of a second operator
 GROWN = view(b="1.b2")

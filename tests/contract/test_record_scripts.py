@@ -7,8 +7,9 @@ slots that were sent, and the standbys.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -32,12 +33,7 @@ from celery_redlock.scripts import (
     UNSYNCED,
     WITHDRAW_SUCCESSOR,
 )
-from tests.contract.subjects import CONFIG, NO_KEY, SHORT, TTL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.contract.subjects import Subject
+from tests.contract.subjects import CONFIG, NO_KEY, SHORT, TTL, Subject
 
 KINDS = ("claim", "lock", "cooldown")
 NOW = 1_795_246_614_184_112  # µs since 1970

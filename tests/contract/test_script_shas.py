@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from celery_redlock.scripts import ALL_SCRIPTS, FREE, INSPECT, Script
-
-if TYPE_CHECKING:
-    from tests.contract.subjects import ServerSubject
+from tests.contract.subjects import ServerSubject
 
 
 @pytest.mark.parametrize("script", ALL_SCRIPTS, ids=lambda script: script.name)

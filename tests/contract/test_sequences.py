@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,11 +21,11 @@ from tests.contract.subjects import (
     TTL,
     UNGUARDED,
     MemorySubject,
+    ServerSubject,
+    StoreOfTwo,
+    Subject,
     view,
 )
-
-if TYPE_CHECKING:
-    from tests.contract.subjects import ServerSubject, StoreOfTwo, Subject
 
 Call = tuple[str, dict[str, Any]]
 

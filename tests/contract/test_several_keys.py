@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from celery_redlock.scripts import FREE, GRANTED, TAKEN
-from tests.contract.subjects import NO_KEY, OTHER, PATIENCE, SHORT, TOKEN, TTL, value
-
-if TYPE_CHECKING:
-    from tests.contract.subjects import Subject
+from tests.contract.subjects import (
+    NO_KEY,
+    OTHER,
+    PATIENCE,
+    SHORT,
+    TOKEN,
+    TTL,
+    Subject,
+    value,
+)
 
 
 @pytest.fixture

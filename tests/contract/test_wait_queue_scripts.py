@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import redis
 
 from celery_redlock.scripts import FREE, GRANTED, TAKEN
+from tests.contract.listener import Listener
 from tests.contract.subjects import (
     NO_KEY,
     OTHER,
@@ -15,13 +14,10 @@ from tests.contract.subjects import (
     SHORT,
     SOON,
     TTL,
+    ServerSubject,
     Subject,
     value,
 )
-
-if TYPE_CHECKING:
-    from tests.contract.listener import Listener
-    from tests.contract.subjects import ServerSubject
 
 WAKING = pytest.mark.parametrize("how", ["release", "leave_wait_queue"])
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from django.conf import settings
 from django.db import connections, transaction
@@ -21,9 +22,6 @@ from celery_redlock.contrib.sqlalchemy import (
 )
 from tests.contrib import declared
 from tests.contrib.storages import Shop, SqlAlchemyStorage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class DjangoLedger:

@@ -6,7 +6,8 @@ The contract tests use these, so that both ORMs keep the same contract.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import django
 from django.conf import settings
@@ -17,9 +18,6 @@ from sqlalchemy.orm import Session
 
 from celery_redlock.contrib.sqlalchemy import fenced, update_fenced
 from tests.contrib import declared, office
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 SOON = 20.0  # seconds within which something happens at once, on a busy machine too
 

@@ -5,29 +5,25 @@ from __future__ import annotations
 import re
 import secrets
 import socket
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import Celery
 from django.core.management import call_command
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.locks.lease import Holder
+from celery_redlock.devnodes import DevNodes
+from celery_redlock.locks.lease import Holder, Lease
+from celery_redlock.locks.limits import Limits
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.release import Operator, ask, release
 from celery_redlock.records.forced_releases import forced_releases
 from tests.contrib.office import log_in
 from tests.contrib.storages import default_database, make_tables, use_django
 from tests.harness.hostile import VALUES
 from tests.nodes.support import PATIENT, client, locks, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.devnodes import DevNodes
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.locks.limits import Limits
-    from celery_redlock.locks.redlock import Redlock
 
 LIST = "/admin/celery_redlock/heldlock/"
 RELEASE = f"{LIST}release/"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from celery.backends.base import BaseBackend
@@ -17,9 +18,6 @@ from celery_redlock.line.claims import Claims
 from celery_redlock.testing import FakeNodes, SignalRecorder
 from tests.contrib.storages import default_database, use_django
 from tests.unit.tasks.support import Worker, open_app
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Undone(Exception):  # noqa: N818  (the reason of a rollback)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.core import serializers
@@ -16,9 +17,6 @@ from django.test.utils import CaptureQueriesContext
 from celery_redlock.errors import ConfigurationError, StaleFence
 from tests.contrib.storages import SOON, Row, Shop, set_up_django
 from tests.nodes.support import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KINDS = ["Invoice", "DraftInvoice", "CreditNote", "Reminder", "Receipt", "Ledger"]
 

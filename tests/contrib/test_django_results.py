@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
 
 from tests.harness.programs import end_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROJECT = """
 import asyncio

@@ -6,11 +6,13 @@ import contextlib
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -34,7 +36,7 @@ from celery_redlock.contrib.sqlalchemy import current_session
 from celery_redlock.devnodes import DevNodes
 from celery_redlock.effects import exactly_once
 from celery_redlock.effects.call_records import PRUNE, now
-from celery_redlock.policies import Abort, Warn
+from celery_redlock.policies import Abort, Loss, LossDecision, Warn
 from celery_redlock.task.call import Call
 from tests.contrib.ledgers import (
     DjangoLedger,
@@ -46,13 +48,7 @@ from tests.contrib.ledgers import (
 from tests.contrib.storages import default_database, use_django
 from tests.harness.standby import held_commits, hold_commits, let_commits_go
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from celery_redlock.policies import Loss, LossDecision
-    from tests.unit.tasks.support import Worker
+from tests.unit.tasks.support import Worker
 
 DAY = timedelta(days=1)
 LONG_AGO = datetime(2020, 1, 1, tzinfo=timezone.utc)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import transaction
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.errors import LockLost, StaleFence
 from celery_redlock.locking import watchdog_of
 from celery_redlock.locks.redlock import Redlock
 from tests.contrib import declared
 from tests.contrib.storages import SOON, Shop, SqlAlchemyStorage, default_database
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.devnodes import DevNodes
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "why-it-is-safe.md"
 TTL = 4.0

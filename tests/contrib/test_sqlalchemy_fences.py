@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, Integer, event, func, select, text, update
@@ -23,9 +24,6 @@ from celery_redlock.errors import ConfigurationError, StaleFence
 from tests.contrib.declared import CreditNote, Customer, Invoice, Reminder, Seat
 from tests.contrib.storages import SOON, SqlAlchemyStorage
 from tests.nodes.support import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def add(session: Session, row: Any, *more: Any) -> Any:

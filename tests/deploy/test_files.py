@@ -7,9 +7,10 @@ import re
 import shutil
 import stat
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -22,9 +23,6 @@ from celery_redlock.settings import Settings
 from celery_redlock.wire.url import parse_nodes
 from tests.docs.reader import blocks_of
 from tests.harness.programs import end_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

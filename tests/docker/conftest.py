@@ -5,23 +5,19 @@ from __future__ import annotations
 import gc
 import os
 import warnings
+from collections.abc import Generator, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from docker.errors import DockerException
 
 from tests.docker.containers import DockerEngine, DockerNodes, RedisServer
-from tests.docker.site import DockerSite
+from tests.docker.site import DockerDeployment, DockerSite
 from tests.harness.lock_nodes import LockNodes
 from tests.harness.stage import Stage
 from tests.worker.conftest import deploy, key
 from tests.worker.project.body import STAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from tests.docker.site import DockerDeployment
 
 __all__ = ["deploy", "key"]  # pytest finds them here
 

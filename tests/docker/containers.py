@@ -8,8 +8,9 @@ import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import docker
 from docker.errors import DockerException, NotFound
@@ -18,9 +19,6 @@ from pytest_celery import CeleryWorkerContainer, RedisContainer
 from celery_redlock import Redlock
 from celery_redlock.devnodes.processes import free_port
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).parents[2]
 REDIS = "redis:latest"

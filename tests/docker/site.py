@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from tests.docker.containers import WorkerContainer
+from tests.docker.containers import DockerEngine, RedisServer, WorkerContainer
 from tests.harness.deployment import Deployment, Site
+from tests.harness.stage import Stage
 from tests.worker.project.app import SETTINGS
 from tests.worker.project.body import STAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.docker.containers import DockerEngine, RedisServer
-    from tests.harness.stage import Stage
 
 
 class DockerDeployment(Deployment):

@@ -8,23 +8,19 @@ import re
 import secrets
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 
 from celery_redlock import Redlock
 from celery_redlock.devnodes.processes import free_port
-from tests.docker.containers import REDIS, ROOT
+from tests.docker.containers import REDIS, ROOT, DockerEngine
 from tests.docs.reader import Reader, blocks_of, until_said
 from tests.harness.programs import end_of
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.docker.containers import DockerEngine
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 

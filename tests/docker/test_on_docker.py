@@ -6,12 +6,14 @@ this folder: Celery's own worker container, and Redis containers as lock nodes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 from celery import states
 
 from celery_redlock import LockLost
+from tests.docker.containers import DockerNode
+from tests.docker.site import DockerDeployment
 from tests.harness.waiting import until
 from tests.worker.test_endings import (
     test_killed_worker_keeps_others_out_until_the_ttl_ends as _killed_worker,
@@ -28,12 +30,6 @@ from tests.worker.test_unreachable import (
     test_failed_attempts_leave_nothing,
     test_minority_down_stops_no_lock,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.docker.containers import DockerNode
-    from tests.docker.site import DockerDeployment
 
 __all__ = [
     "test_failed_attempts_leave_nothing",

@@ -9,21 +9,18 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
+from celery_redlock.devnodes import DevNode, DevNodes
 from celery_redlock.devnodes.processes import Process, free_port
 from tests.docs.reader import blocks_of
 from tests.harness.programs import Ended, end_of
 from tests.harness.waiting import until
 from tests.nodes.support import client, until_nothing_is_left
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.devnodes import DevNode, DevNodes
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 NODE, BROKER = "redis://localhost:6379/0", "redis://localhost:6379/1"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from docs.contributing import draw_house
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def make(package: Path, **modules: str) -> Path:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.election import Elector
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
@@ -14,12 +16,6 @@ from celery_redlock.locks.limits import wanted
 from celery_redlock.operations.release import Operator, ask, release
 from tests.cli.project import Project
 from tests.docs.shown import Shown, assert_shown, commands_shown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from celery_redlock.devnodes import DevNodes
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 

@@ -6,25 +6,21 @@ import asyncio
 import re
 import sqlite3
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
 from celery import Celery
 
 from celery_redlock import LockHeld, Redlock, lock, runtime_of, singleton_task
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.election import Elector
 from celery_redlock.locks.limits import wanted
 from celery_redlock.scripts.keys import key_of
+from celery_redlock.testing import FakeNodes
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery_redlock.devnodes import DevNodes
-    from celery_redlock.testing import FakeNodes
-
 
 pytestmark = pytest.mark.usefixtures("own_tasks", "apps_are_closed")
 

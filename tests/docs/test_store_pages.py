@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.docs.reader import blocks_of
 from tests.harness.programs import end_of
 from tests.harness.store_nodes import store_servers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 TITLE = re.compile(r"# (\S+\.py)\n")

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tests.example.support import ROOT, open_browser, open_site
+from tests.example.support import ROOT, Browser, open_browser, open_site
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from tests.example.support import Browser
 
 PICTURES = ROOT / "docs" / "pictures"
 SECONDS_BETWEEN = 2.5

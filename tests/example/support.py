@@ -8,17 +8,15 @@ import shutil
 import signal
 import sqlite3
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_redlock.devnodes.processes import Process
 from tests.harness.programs import Ended, end_of
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds in which a page must show the expected text

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.example.support import Browser, Site
+from tests.example.support import Browser, Site
 
 FREE_WITHIN = 6.0  # seconds until the lock of a killed process is free
 PAGE_LAG = 5.0  # seconds until the page shows a change

@@ -6,17 +6,13 @@ start fewer jobs than may start in a minute.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock import Redlock, lock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tests.example.support import Browser, Site
+from tests.example.support import Browser, Site
 
 RUNS_WITHIN = 90.0  # seconds until jobs have run, also if starts must wait for a minute
 HOME, RIGHT = "\ue011", "\ue014"  # keys of the keyboard, as WebDriver names them

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from http.cookiejar import CookieJar
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 from urllib.request import HTTPCookieProcessor, Request, build_opener
 
@@ -15,9 +16,6 @@ from celery_redlock.devnodes import STORES
 from tests.example.support import PATIENCE, open_site
 from tests.harness.store_nodes import store_servers
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Visitor:

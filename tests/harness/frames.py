@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from rich.pretty import pretty_repr
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 _TESTS = Path(__file__).parents[1]
 _DEPTH = 4

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 
-from celery_redlock.devnodes import DevNodes
+from celery_redlock.devnodes import DevNode, DevNodes
 from tests.harness.kept_nodes import IDLE
 from tests.harness.store_nodes import STORE, StoreNodes
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery_redlock.devnodes import DevNode
 
 PREFIX = "redlock:lock:"
 CLAIM = "redlock:claim:"

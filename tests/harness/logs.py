@@ -5,14 +5,11 @@ A conftest imports the two functions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Generator
 
 import pytest
 
 from tests.harness.processes import LocalProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 _MARKS = pytest.StashKey[dict[str, int]]()
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import celery_redlock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 def source_nodes(*words: str) -> Iterator[ast.AST]:

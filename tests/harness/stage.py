@@ -10,15 +10,13 @@ import itertools
 import os
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.harness.journal import HOST, Journal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _runs = itertools.count()
 

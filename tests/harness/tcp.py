@@ -7,16 +7,12 @@ import contextlib
 import random
 import socket
 import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_redlock.basics.resp import PythonReader
-from celery_redlock.devnodes import DevNodes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator
-
-    from celery_redlock.devnodes import DevNode
+from celery_redlock.devnodes import DevNode, DevNodes
 
 _HOST = "127.0.0.1"
 _SOON = 10.0  # seconds

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import gc
 from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Generic, TypeVar
 
 State = TypeVar("State")
 

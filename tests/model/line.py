@@ -23,12 +23,10 @@ more, and the lock sees to the rest. What is searched for:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import NamedTuple
 
 ENDS = (  # of a call that waits, other than its run
     *("skipped", "failed", "revoked", "expired", "unknown", "killed", "not sent"),

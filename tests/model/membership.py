@@ -55,12 +55,10 @@ The model changed the design in these points. `Rules` has each of them:
 from __future__ import annotations
 
 import enum
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 Ids = tuple[int, ...]
 Steps = "Iterator[tuple[str, State]]"

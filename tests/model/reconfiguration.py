@@ -38,14 +38,9 @@ are nodes that are gone, and several operators, with all rules.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from tests.model.membership import NONE, Membership, Phase, Plan, Server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.model.membership import State
+from tests.model.membership import NONE, Membership, Phase, Plan, Server, State
 
 
 class Reconfiguration(Membership):

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.conftest import with_long
-from tests.model.checker import explore
-from tests.model.line import ENDS, Bounds, Line, Rules
-
-if TYPE_CHECKING:
-    from tests.model.checker import Report
-    from tests.model.line import State
+from tests.model.checker import Report, explore
+from tests.model.line import ENDS, Bounds, Line, Rules, State
 
 BOUNDS = {
     "a clock is late": Bounds(clocks=(2, 1)),

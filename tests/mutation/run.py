@@ -18,17 +18,13 @@ import shutil
 import subprocess
 import sys
 import tokenize
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.mutation.modules import MODULES, ROOT
+from tests.mutation.modules import MODULES, ROOT, Module
 from tests.mutation.selection import WITH_SERVERS
 from tests.mutation.survivors import Change, listed, stripped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tests.mutation.modules import Module
 
 FIGURES = Path(__file__).with_name("figures.json")
 _FAST = "--fast"

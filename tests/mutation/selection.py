@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
 
 WITH_SERVERS = "REDLOCK_MUTATION_WITH_SERVERS"  # in the environment, if they may
 _CPU_SECONDS = 10.0  # three times what the longest of the fast tests takes

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LIST = Path(__file__).with_name("survivors.yaml")
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from celery_redlock.devnodes import DevNodes
 from tests.conftest import missing
 from tests.harness.clocks import ClockError, faketime_environment
 from tests.nodes.support import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from celery_redlock.devnodes import DevNodes
 
 
 def clock_environment(binary: str) -> dict[str, str]:

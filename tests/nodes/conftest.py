@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from celery_redlock.locks import wait_queue
+from celery_redlock.locks.redlock import Redlock
 from tests.nodes.clocks import Clocks, clock_environment
 from tests.nodes.support import client, until_all_vote
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from celery_redlock.locks.redlock import Redlock
 
 _NEVER = 600.0  # seconds: longer than any test
 

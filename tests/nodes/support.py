@@ -8,26 +8,21 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
 
 from celery_redlock.devnodes import DevNode, DevNodes
 from celery_redlock.errors import QuorumUnreachable
+from celery_redlock.locks.lease import Lease
 from celery_redlock.locks.redlock import Redlock
-from celery_redlock.wire.quorum import VoteKind
+from celery_redlock.wire.quorum import Ballot, VoteKind
 from tests.harness.tcp import Proxy, proxies
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.wire.quorum import Ballot
 
 __all__ = [
     "BRIEF",

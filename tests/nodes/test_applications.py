@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_redlock import LockHeld, runtime_of, singleton_task
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.locking import lock_or_exit
+from celery_redlock.locks.redlock import Redlock
 from tests.nodes.support import PATIENT, client, failing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery_redlock.devnodes import DevNodes
-    from celery_redlock.locks.redlock import Redlock
 
 WAITED = 0.3  # seconds until a lock is released
 SOON = 30.0  # seconds, on a busy machine

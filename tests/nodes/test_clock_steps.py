@@ -8,13 +8,16 @@ and does not move.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from celery_redlock.devnodes import DevNode
 from celery_redlock.errors import LockHeld, LockUnavailable
 from celery_redlock.locking import lock
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.wire.quorum import VoteKind
+from tests.nodes.clocks import Clocks
 from tests.nodes.support import (
     SHORT,
     client,
@@ -27,13 +30,6 @@ from tests.nodes.support import (
     until_nothing_is_left,
     values,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.devnodes import DevNode
-    from celery_redlock.locks.redlock import Redlock
-    from tests.nodes.clocks import Clocks
 
 pytestmark = pytest.mark.every_server
 

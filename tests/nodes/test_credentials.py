@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -31,10 +32,6 @@ from tests.nodes.support import (
     until_nothing_is_left,
     use,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SECRET = "s3cr3t/@:%#&=?+ ü"
 

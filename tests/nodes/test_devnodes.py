@@ -6,9 +6,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -33,9 +33,6 @@ from tests.nodes.support import (
     plain_client,
     until,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 StartNode = Callable[..., DevNode]  # the fixture `start_node`
 

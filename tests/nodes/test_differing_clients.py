@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from celery_redlock.devnodes import DevNode, DevNodes
 from celery_redlock.errors import LockUnavailable, QuorumUnreachable
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.wire.quorum import VoteKind
 from tests.harness.waiting import until
 from tests.nodes.support import (
@@ -19,12 +21,6 @@ from tests.nodes.support import (
     until_all_vote,
     until_nothing_is_left,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from celery_redlock.devnodes import DevNode, DevNodes
-    from celery_redlock.locks.redlock import Redlock
 
 
 def assert_refused(

@@ -6,8 +6,9 @@ The event loop and its timer are Celery's own, and the nodes are real.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery.worker import state
@@ -19,9 +20,6 @@ from celery_redlock.basics.clock import SystemClock
 from celery_redlock.line.backlog import MARGIN
 from celery_redlock.locks.limits import Limit, Waits, Wanted
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LATER = 3600.0  # seconds
 

@@ -6,22 +6,19 @@ import asyncio
 import gc
 import threading
 import weakref
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.errors import LockLost
 from celery_redlock.locking import alock, lock, watchdog_of
+from celery_redlock.locks.redlock import Redlock
 from tests.harness.threads import threads_started_here
 from tests.nodes.support import BRIEF, client, locks, until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterator
-
-    from celery_redlock.devnodes import DevNodes
-    from celery_redlock.locks.redlock import Redlock
 
 SOON = 30.0  # seconds, on a busy machine
 CROWD = 1000

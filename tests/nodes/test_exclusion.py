@@ -12,10 +12,10 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.locking import lock
 from tests.conftest import with_long
 from tests.nodes.support import (
@@ -28,9 +28,6 @@ from tests.nodes.support import (
     until_nothing_is_left,
     values,
 )
-
-if TYPE_CHECKING:
-    from celery_redlock.devnodes import DevNodes
 
 ROUNDS = 30
 

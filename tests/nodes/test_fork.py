@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from tests.nodes.support import WITHOUT_HOOK, run_python, until_nothing_is_left
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery_redlock.devnodes import DevNodes
 
 Run = Callable[..., list[str]]
 

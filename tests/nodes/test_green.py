@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from tests.conftest import with_long
 from tests.nodes.support import run_python, until_nothing_is_left
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery_redlock.devnodes import DevNodes
 
 Run = Callable[[str], list[str]]
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from celery_redlock.devnodes import ServerOptions
+from celery_redlock.devnodes import DevNodes, ServerOptions
 from celery_redlock.errors import QuorumUnreachable, RedlockError
-from celery_redlock.scripts import INITIALIZE
+from celery_redlock.scripts import INITIALIZE, Script
 from tests.harness.waiting import until
 from tests.nodes.support import client
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.devnodes import DevNodes
-    from celery_redlock.scripts import Script
 
 
 @pytest.mark.every_server

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from celery_redlock import wire
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.wire.broadcast import InFlight
 from tests.conftest import with_long
 from tests.harness.programs import end_of
@@ -25,11 +27,6 @@ from tests.nodes.support import (
     until_nothing_is_left,
     use,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from celery_redlock.devnodes import DevNodes
 
 MANY = 10_000
 MOST = 12, 5  # files; threads: main, I/O, watchdog, listener, one that connects

@@ -6,24 +6,21 @@ import itertools
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.line import key_watch
 from celery_redlock.line.key_watch import OTHERS_FIRST, KeyWatch
 from celery_redlock.locks.limits import Limit, Wanted
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.scripts.keys import key_of
 from celery_redlock.testing import FakeNodes
+from celery_redlock.wire.pubsub import Waiter
 from tests.harness.waiting import until
 from tests.nodes.support import held
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery_redlock.devnodes import DevNodes
-    from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.wire.pubsub import Waiter
 
 WITHIN = 20.0  # seconds
 NEVER = 600.0

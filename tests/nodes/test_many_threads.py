@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.errors import LockUnavailable
 from celery_redlock.locks.watchdog import Watchdog
 from tests.nodes.support import client, run_python, until, until_all_vote
-
-if TYPE_CHECKING:
-    from celery_redlock.devnodes import DevNodes
 
 THREADS = 200
 SECONDS = 60.0  # for a machine that is busy

@@ -9,21 +9,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.devnodes import DevNodes, ServerOptions
+from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from celery_redlock.errors import (
     ConfigurationError,
     LockUnavailable,
     QuorumUnreachable,
 )
 from celery_redlock.locking import watchdog_of
+from celery_redlock.locks.lease import Lease
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.inspect import node_status
 from celery_redlock.wire.broadcast import Broadcast
+from celery_redlock.wire.node import Node
 from celery_redlock.wire.quorum import VoteKind
 from tests.harness.tcp import ScriptedServer, proxies
 from tests.nodes.support import (
@@ -41,14 +43,6 @@ from tests.nodes.support import (
     until_nothing_is_left,
     use,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from celery_redlock.devnodes import DevNode
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.wire.node import Node
-
 
 # -- Servers that get no vote ------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from celery import Celery
@@ -11,14 +11,10 @@ from prometheus_client import CollectorRegistry as Registry
 
 from celery_redlock import metrics, singleton_task
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.devnodes import DevNodes
+from celery_redlock.locks.redlock import Redlock
 from tests.harness.waiting import until
 from tests.nodes.support import PATIENT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery_redlock.devnodes import DevNodes
-    from celery_redlock.locks.redlock import Redlock
 
 PAUSE = 0.2  # seconds; far longer than an acquire takes
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from celery_redlock.devnodes import DevNode, DevNodes, redis_servers
 from celery_redlock.errors import LockHeld, QuorumUnreachable
+from celery_redlock.locks.lease import Lease
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.wire.quorum import VoteKind, quorum_of
 from tests.conftest import with_long
 from tests.nodes.support import (
@@ -28,12 +30,6 @@ from tests.nodes.support import (
     until_nothing_is_left,
     values,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.locks.redlock import Redlock
 
 SUBSETS = ["".join(flags) for flags in itertools.product("-x", repeat=5)]
 IN_MAKE_TEST = {"-----", "--x--", "x-x--", "-xx-x", "xxxxx"}  # one of each size

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_redlock import SingletonTask, singleton_task
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.locks.limits import Limit
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.metrics.collector import StateCollector
 from tests.nodes.support import PATIENT, client
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.devnodes import DevNodes
-    from celery_redlock.locks.redlock import Redlock
 
 Samples = dict[tuple[str, str], float]
 

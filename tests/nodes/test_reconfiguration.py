@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -24,15 +24,11 @@ from celery_redlock.errors import (
     RedlockError,
 )
 from celery_redlock.locks.redlock import Redlock
+from celery_redlock.members.restart_guard import NodeMembership
 from celery_redlock.members.view import CLOSED, View
 from celery_redlock.operations.doctor import diagnose
 from celery_redlock.operations.reconfigure import reconfigure
 from tests.nodes.support import StartNodes, granted, refusal, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery_redlock.members.restart_guard import NodeMembership
 
 MAX_TTL = 1.0  # seconds: a reconfiguration waits for one of them and a bit
 Service = Callable[..., Redlock]  # the fixture `service`

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
-from celery_redlock.devnodes import ServerOptions
+from celery_redlock.devnodes import DevNodes, ServerOptions
 from celery_redlock.errors import LockUnavailable
 from celery_redlock.operations.release import Operator, ask, release
 from tests.nodes.support import (
@@ -19,11 +19,6 @@ from tests.nodes.support import (
     until,
     until_all_vote,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.devnodes import DevNodes
 
 FLOOR = "Its next fences are greater than its own time"
 

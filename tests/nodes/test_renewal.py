@@ -6,13 +6,17 @@ import contextlib
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 
+from celery_redlock.devnodes import DevNode, DevNodes
 from celery_redlock.errors import LockLost
 from celery_redlock.locking import lock, watchdog_of
-from celery_redlock.locks.lease import LeaseState
+from celery_redlock.locks.lease import Lease, LeaseState
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.locks.watchdog import Watchdog
 from tests.nodes.support import (
     client,
@@ -24,14 +28,6 @@ from tests.nodes.support import (
     until_all_vote,
     until_nothing_is_left,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from celery_redlock.devnodes import DevNode, DevNodes
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.locks.redlock import Redlock
 
 OFTEN = 0.3  # seconds between renewals: as many as with a short ttl, and none is late
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
-from celery_redlock.devnodes import redis_servers
+from celery_redlock.devnodes import DevNode, DevNodes, redis_servers
 from celery_redlock.errors import LockUnavailable
+from celery_redlock.locks.lease import Lease
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.wire.quorum import VoteKind
 from tests.harness.tcp import Proxy, proxies
 from tests.nodes.support import (
@@ -22,13 +24,6 @@ from tests.nodes.support import (
     until_all_vote,
     values,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.devnodes import DevNode, DevNodes
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.locks.redlock import Redlock
 
 
 class Loss:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -25,9 +26,6 @@ from celery_redlock.operations.doctor.placement import celery_servers
 from celery_redlock.options import broker
 from celery_redlock.settings import Settings
 from tests.harness.frames import locals_with
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SECRET = "s3cr3t"
 NODE = f"redis://me:{SECRET}@127.0.0.1:1/0"  # nothing listens there

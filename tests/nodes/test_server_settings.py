@@ -6,7 +6,7 @@ Full memory, renamed commands, RESP3, and bytes that arrive one by one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +14,7 @@ from celery_redlock.devnodes import DevNodes, ServerOptions
 from celery_redlock.devnodes.processes import Process, free_port
 from celery_redlock.errors import RedlockError
 from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.acl import COMMANDS
 from celery_redlock.operations.doctor import Severity, diagnose
 from celery_redlock.operations.scan import scan
@@ -28,12 +29,6 @@ from tests.nodes.support import (
     until_nothing_is_left,
     use,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from celery_redlock.locks.redlock import Redlock
-
 
 # -- Full memory -------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import copy
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -15,15 +16,11 @@ from django.utils.functional import SimpleLazyObject
 
 from celery_redlock import locking
 from celery_redlock.basics.secret import SecretUrl
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.errors import ConfigurationError, LockHeld
 from celery_redlock.locking import alock, lock, lock_or_exit
+from celery_redlock.locks.redlock import Redlock
 from tests.nodes.support import client
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.devnodes import DevNodes
-    from celery_redlock.locks.redlock import Redlock
 
 
 def test_lock_takes_urls_in_place_of_a_service(

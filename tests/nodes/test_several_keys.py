@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import lock
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.testing.faults import force_release, held_elsewhere, lose_lock
 from tests.nodes.support import (
     run_threads,
     until_nothing_is_left,
 )
-
-if TYPE_CHECKING:
-    from celery_redlock.devnodes import DevNodes
-    from celery_redlock.locks.redlock import Redlock
 
 SOON = 10.0  # seconds
 

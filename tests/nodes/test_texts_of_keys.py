@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.errors import ConfigurationError, LockHeld
 from celery_redlock.line.claims import Claims
 from celery_redlock.locking import alock, lock
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import wanted
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.locks.watchdog import Watchdog
 from tests.nodes.support import client, until_nothing_is_left, use
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.devnodes import DevNodes
-    from celery_redlock.locks.redlock import Redlock
 
 UNSENDABLE = "-\udcff.txt"  # as `os.fsdecode` returns the rest of a name
 UNPRINTABLE = "-nul\0tab\t"

@@ -6,15 +6,17 @@ Also in a child of a process that waits, and with the permissions of the doctor 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.devnodes import ServerOptions
+from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from celery_redlock.errors import LockUnavailable
+from celery_redlock.locks.lease import Lease
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.acl import acl_rules
 from tests.nodes.support import (
     StartNodes,
@@ -25,13 +27,6 @@ from tests.nodes.support import (
     until,
     until_nothing_is_left,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from celery_redlock.devnodes import DevNode, DevNodes
-    from celery_redlock.locks.lease import Lease
-    from celery_redlock.locks.redlock import Redlock
 
 LONG = 60.0  # seconds: a waiter without the lock by then has failed
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.packaging.check import FAST, NEEDS, NOT, ON_A_SERVER, ROOT, WITH_HIREDIS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 OURS = {"celery_redlock", "tests"}
 

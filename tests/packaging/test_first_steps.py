@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from tests.docs.reader import Reader
 from tests.docs.test_tutorial import type_the_tutorial
 from tests.packaging.check import ENVIRONMENT, PYTHONS, build, pythons
 from tests.test_readme import INSTALL, type_the_readme
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.devnodes import DevNodes
 
 ROOT = Path(__file__).parents[2]
 INSTALLED = 240.0  # seconds for pip

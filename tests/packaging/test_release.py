@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.packaging.check import ROOT, Failed
 from tests.packaging.release import main, problems, refuse_unclean
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VERSION = "1.2.3"
 FILES = {

@@ -10,14 +10,9 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-from tests.partitions.site import NODES, STORE, TTL, WORKERS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.partitions.site import Site
+from tests.partitions.site import NODES, STORE, TTL, WORKERS, Site
 
 STEP = "step"  # the event in the journal
 STEP_TAKES = 0.5  # seconds within which a node surely reads its stepped clock

@@ -22,14 +22,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from tests.harness.journal import Journal
+from tests.harness.journal import Journal
 
 OPERATION = "operation"  # the event in the journal
 _NS = 1_000_000_000

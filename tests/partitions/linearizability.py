@@ -11,18 +11,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec.check import result_of, search
-from tests.partitions.history import Operation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tests.partitions.history import Hold
+from tests.partitions.history import Hold, Operation
 
 _MODEL = Path(__file__).with_name("linearizability.pml")
 _DEPTH = 2_000_000

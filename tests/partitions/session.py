@@ -6,20 +6,16 @@ import contextlib
 import dataclasses
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tests.harness.journal import Journal
 from tests.harness.waiting import until
 from tests.partitions.faults import Faults
 from tests.partitions.history import OPERATION, write_jepsen
 from tests.partitions.site import KEYS, Site
 from tests.partitions.verdicts import Verdicts
 from tests.torture.report import Report
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.harness.journal import Journal
 
 HISTORY = "history.jsonl"
 _PATIENCE = 30.0  # seconds in which each key is locked again after the faults

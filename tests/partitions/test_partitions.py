@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from tests.harness.waiting import until
 from tests.partitions.network import missing_program, reason_against
 from tests.partitions.session import HISTORY, partitions
 from tests.partitions.site import KEYS, NODES, Site
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECONDS = float(os.environ.get("REDLOCK_PARTITIONS_SECONDS", "20"))
 SEED = int(os.environ.get("REDLOCK_PARTITIONS_SEED", "1"))

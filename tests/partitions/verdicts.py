@@ -28,16 +28,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.partitions.faults import STEP, STEP_TAKES
-from tests.partitions.history import by_key, holds, operations
+from tests.partitions.history import Hold, Operation, by_key, holds, operations
 from tests.partitions.linearizability import failure_of_mutex, failure_of_register
 from tests.partitions.worker import FENCED, UNFENCED
 from tests.torture.report import Counts
-
-if TYPE_CHECKING:
-    from tests.partitions.history import Hold, Operation
 
 _NEEDED = 3  # nodes that granted, of five: with fewer, others are a majority
 

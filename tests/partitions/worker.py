@@ -14,21 +14,16 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import RedlockError
-from celery_redlock.locks.lease import LeaseState
+from celery_redlock.locks.lease import Lease, LeaseState
 from celery_redlock.locks.redlock import Redlock
 from tests.harness.journal import Journal
 from tests.partitions.history import Recorder
 from tests.partitions.store import Connection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.locks.lease import Lease
 
 READY = "worker is ready"
 FENCED, UNFENCED = "fenced", "unfenced"

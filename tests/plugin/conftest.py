@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
 from celery_redlock import singleton_task
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SOON = 10.0  # seconds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -22,10 +22,12 @@ from celery_redlock import (
     singleton_task,
 )
 from celery_redlock.app.runtime import instead
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.locking import watchdog_of
 from celery_redlock.testing import (
     FakeClock,
     FakeNodes,
+    SignalRecorder,
     assert_skipped,
     force_release,
     freeze,
@@ -33,10 +35,6 @@ from celery_redlock.testing import (
     lose_lock,
     partition,
 )
-
-if TYPE_CHECKING:
-    from celery_redlock.devnodes import DevNodes
-    from celery_redlock.testing import SignalRecorder
 
 KEY = "a"
 SOON = 10.0  # seconds

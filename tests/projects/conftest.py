@@ -12,22 +12,18 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import celery_redlock
 from celery_redlock.app.runtime import runtime_of
-from tests.harness.lock_nodes import lock_nodes
+from tests.harness.lock_nodes import LockNodes, lock_nodes
 from tests.harness.processes import LocalWorker, RedisServer
 from tests.harness.waiting import until
 from tests.projects.app import SERVERS, notes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.harness.lock_nodes import LockNodes
 
 _numbers = itertools.count(1)
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import uuid
+from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kombu.serialization import register
 
 from celery_redlock import singleton_task
 from tests.harness.waiting import until
 from tests.projects.app import new_app, note, notes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 
 def _as_text(value: object) -> str:

@@ -8,15 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import trio
 
 from celery_redlock import LockHeld, Redlock, lock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TASKS = 200
 

@@ -4,7 +4,7 @@ Each view that holds the lock says so in a file that only one holder can create,
 processes of the site. A view that finds the file there answers 500.
 """
 
-# ruff: noqa: B008, FAST002, TC003  (FastAPI reads the annotations)
+# ruff: noqa: B008, FAST002  (FastAPI reads the annotations)
 
 from __future__ import annotations
 

@@ -9,14 +9,12 @@ import sys
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_redlock.devnodes.processes import Process, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = 10  # at once

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from celery_redlock.policies import Conflict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.projects.conftest import Project
+from tests.projects.conftest import Project
 
 
 @pytest.fixture

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.harness.brokers import running_rabbitmq
 from tests.projects.app import notes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.projects.conftest import Project
+from tests.projects.conftest import Project
 
 
 @pytest.mark.long

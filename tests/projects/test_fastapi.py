@@ -7,20 +7,16 @@ contexts; it leaves generators open. The sites are real: two processes of uvicor
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.devnodes.processes import Process
 from tests.conftest import with_long
 from tests.harness.waiting import until
 from tests.projects.sites import answers, ask, statuses, uvicorns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from celery_redlock.devnodes import DevNodes
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")

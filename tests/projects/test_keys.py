@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,11 +15,7 @@ from celery_redlock.operations.doctor.workers import called_by_others
 from celery_redlock.policies import Conflict
 from tests.harness.waiting import until
 from tests.projects.app import note, notes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.projects.conftest import Project
+from tests.projects.conftest import Project
 
 
 @pytest.fixture

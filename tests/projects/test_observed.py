@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from celery_redlock import DuplicateTask
 from tests.projects.app import note, notes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.projects.conftest import Project
+from tests.projects.conftest import Project
 
 
 @pytest.mark.long

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import redis
 
 from celery_redlock.devnodes.processes import Process, free_port
 from celery_redlock.options.broker import visibility_timeout
+from tests.harness.processes import RedisServer
 from tests.harness.waiting import until
 from tests.projects.app import notes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.harness.processes import RedisServer
-    from tests.projects.conftest import Project
+from tests.projects.conftest import Project
 
 
 @pytest.mark.long

@@ -9,15 +9,12 @@ import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.devnodes.processes import Process, free_port
+from tests.harness.lock_nodes import LockNodes
 from tests.projects.app import SERVERS, notes
-
-if TYPE_CHECKING:
-    from tests.harness.lock_nodes import LockNodes
 
 ROUNDS, AT_ONCE = 30, 8
 

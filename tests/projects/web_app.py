@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from celery_redlock import LockHeld, Redlock, lock
 from tests.projects.app import SERVERS, note
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NODES = json.loads(os.environ[SERVERS])["conf"]["redlock_nodes"]
 service = Redlock(NODES, node_timeout=1.0)  # a busy machine

@@ -7,8 +7,8 @@ takes them one by one. With a bug in the code, Spin refuses the history.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +20,6 @@ from tests.simulation.planner import plan_of
 from tests.simulation.planted_bugs import PLANTED_BUGS
 from tests.simulation.recorder import Recorder
 from tests.spec.real import record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 pytestmark = [
     pytest.mark.long,

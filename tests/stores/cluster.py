@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
 from celery_redlock.devnodes.processes import free_port
 from tests.harness.servers import PostgreSQL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 DURABLE = {"fsync": "on", "full_page_writes": "on"}
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from celery_redlock.scripts import ALL_SCRIPTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import pytest
 
 NOW_US = 1_700_000_000_000_000  # with as many digits as the fences of a real time
 TIMEOUT = 8.0  # seconds

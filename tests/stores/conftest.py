@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -14,9 +14,6 @@ from celery_redlock.stores.server_clock import ServerClock, ServerTime
 from tests.harness.servers import PostgreSQL
 from tests.harness.store_nodes import postgresql, store_servers
 from tests.stores.commands import NOW_US
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(scope="session")

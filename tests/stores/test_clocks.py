@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from celery_redlock.stores.connection import store_of
 from tests.conftest import missing, with_long
 from tests.harness.clocks import ClockError, faketime_environment
 from tests.harness.programs import end_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Tries to take one lock, which is held, and takes another one for a minute.
 CLIENT = """

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes, DevStore
 from celery_redlock.errors import LockHeld, QuorumUnreachable, RedlockError
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.reconfigure import reconfigure
 from celery_redlock.stores.connection import StoreError
 from celery_redlock.stores.zookeeper import ZooKeeper as ZooKeeperStore
 from tests.harness.store_nodes import store_servers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.devnodes import DevNodes, DevStore
 
 SOON = 5.0
 # Seconds in which another leader is elected.

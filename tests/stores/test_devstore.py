@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -26,9 +27,6 @@ from celery_redlock.operations.doctor import diagnose
 from celery_redlock.testing import freeze
 from tests.harness.store_nodes import store_servers
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CLUSTERS = [
     pytest.param(kind, marks=pytest.mark.long)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,11 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from celery_redlock.errors import ConfigurationError, LockHeld, LockLost
+from celery_redlock.locks.lease import Lease
 from celery_redlock.locks.redlock import Redlock
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from celery_redlock.locks.lease import Lease
 
 
 def end_of(rival: Redlock, key: str) -> None:

@@ -7,15 +7,17 @@ import itertools
 import socket
 import threading
 import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from celery_redlock import Redlock
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.operations.doctor import diagnose
+from celery_redlock.devnodes import StoreNode
+from celery_redlock.operations.doctor import Finding, diagnose
 from celery_redlock.scripts import (
     GRANTED,
     TAKEN,
@@ -40,12 +42,6 @@ from tests.stores.commands import (
     release,
     vote,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.devnodes import StoreNode
-    from celery_redlock.operations.doctor import Finding
 
 pytestmark = pytest.mark.long
 

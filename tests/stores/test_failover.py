@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -21,9 +22,6 @@ from tests.harness.store_nodes import postgresql
 from tests.harness.waiting import until
 from tests.nodes.support import granted
 from tests.stores.cluster import Primary, Publisher, Standby, Upgraded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SHORT: dict[str, Any] = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.15}
 

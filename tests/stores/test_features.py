@@ -5,15 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from celery_redlock.election import Elector
 from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locks import wait_queue
+from celery_redlock.locks.lease import Lease
 from celery_redlock.locks.limits import wanted
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.records.standbys import leadership_of
@@ -22,12 +25,6 @@ from celery_redlock.wire.client import NodeClient
 from celery_redlock.wire.url import parse_node
 from tests.harness.programs import end_of
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from celery_redlock.locks.lease import Lease
 
 NEVER = 600.0  # seconds: longer than any test
 SOON = 30.0

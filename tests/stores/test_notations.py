@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -15,9 +15,6 @@ from celery_redlock.locks.redlock import Redlock
 from celery_redlock.wire.url import parse_node
 from tests.harness.programs import end_of
 from tests.nodes.support import ROOT, run_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECRET = "s e'c/r@t"
 STORES = "celery_redlock.stores"

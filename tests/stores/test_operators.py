@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.errors import QuorumUnreachable, RedlockError
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.doctor import Case
@@ -25,12 +28,6 @@ from tests.harness.standby import held_commits, hold_commits, let_commits_go
 from tests.harness.store_nodes import StoreNodes
 from tests.harness.waiting import until
 from tests.nodes.support import granted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from celery_redlock.devnodes import DevNodes
 
 PASSWORD = "geheim/&"
 QUOTED = "geheim%2F%26"

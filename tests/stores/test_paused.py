@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.errors import QuorumUnreachable
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.stores.needs import Needs
 from celery_redlock.stores.postgresql import PostgreSQL
 from tests.harness.waiting import until
 from tests.stores.commands import TIMEOUT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery_redlock.locks.redlock import Redlock
 
 
 @pytest.fixture

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -24,9 +25,6 @@ from celery_redlock.stores.postgresql import PostgreSQL as Store
 from celery_redlock.stores.postgresql_statements import Statements
 from tests.conftest import missing
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SOON = 30.0
 NEVER = 600.0  # seconds: longer than any test

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -28,10 +30,6 @@ from celery_redlock.testing import FakeNodes
 from tests.harness.store_nodes import store_servers
 from tests.harness.waiting import until
 from tests.unit.tasks.support import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 SECRET = "geheim"
 HOOKS = "celery_redlock.app.worker_hooks"  # a logger

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -15,9 +15,6 @@ from celery_redlock.stores.connection import StoreError
 from celery_redlock.stores.postgresql import PostgreSQL as Store
 from celery_redlock.stores.postgresql_table import CREATE
 from tests.harness.store_nodes import store_servers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 IN_SHOP = "?options=-csearch_path%3Dshop"
 IN_PUBLIC = "?options=-csearch_path%3Dpublic"

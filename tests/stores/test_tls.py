@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -18,9 +18,6 @@ from celery_redlock.operations.doctor import diagnose
 from celery_redlock.stores.etcd import Etcd as EtcdStore
 from tests.conftest import missing
 from tests.harness.store_nodes import store_servers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.long
 DAYS = ("-days", "2", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")

@@ -30,12 +30,9 @@ of the machine differs from run to run, so a seed does not repeat a failure.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.harness.journal import Journal
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FOLDER = "TORTURE_FOLDER"  # the variable with the folder of the torture
 SETTINGS = "TORTURE_SETTINGS"  # the variable with the settings of the app

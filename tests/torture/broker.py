@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
 
 import redis
 
 from tests.harness.processes import RedisServer
 from tests.harness.servers import RabbitMQ
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 class DurableRedis(RedisServer):

@@ -15,20 +15,16 @@ import random
 import signal
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from kombu.exceptions import OperationalError
 
 from celery_redlock.errors import RedlockError
+from tests.harness.commands import Worker
 from tests.harness.processes import descendants
 from tests.torture import LONG
-from tests.torture.site import TTL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.harness.commands import Worker
-    from tests.torture.site import Site
+from tests.torture.site import TTL, Site
 
 _MEAN_PAUSE = 0.9  # seconds between two faults
 _TICK = 0.05

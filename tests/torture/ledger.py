@@ -7,7 +7,8 @@ is the order in which SQLite accepted the writes.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sqlalchemy import create_engine, event, select, update
 from sqlalchemy.orm import (
@@ -20,9 +21,6 @@ from sqlalchemy.orm import (
 from sqlalchemy.pool import NullPool
 
 from celery_redlock.contrib.sqlalchemy import Fenced, update_fenced
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PATIENCE = 60.0  # seconds; a frozen process may have the database locked
 

@@ -10,32 +10,25 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from celery import Celery
+from celery import Celery, Task
 from celery import signals as celery_signals
 from celery.exceptions import Reject
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from celery_redlock import current_lease, signals, singleton_task
+from celery_redlock import Lease, current_lease, signals, singleton_task
 from celery_redlock.contrib.sqlalchemy import current_session
 from celery_redlock.errors import LockLost, StaleFence
 from celery_redlock.locks.limits import Limit
-from celery_redlock.policies import Retry, Wait
+from celery_redlock.policies import Conflict, Outage, Retry, Wait
 from tests.torture import FOLDER, PLANT, SETTINGS, journal_in
 from tests.torture.effects import add_one, engine_of_workers
 from tests.torture.ledger import Ledger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery import Task
-
-    from celery_redlock import Lease
-    from celery_redlock.policies import Conflict, Outage
 
 _STEP = 0.05  # seconds
 _WIDTH = 12  # digits of a counter

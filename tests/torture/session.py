@@ -6,8 +6,9 @@ import contextlib
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import states
 
@@ -17,9 +18,6 @@ from tests.torture.histories import Histories
 from tests.torture.report import Report
 from tests.torture.site import MAX_TTL, Site
 from tests.torture.verdicts import Verdicts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _PATIENCE = 60.0  # seconds without progress
 _WHEN_IDLE = 5.0  # the same, if the broker has no message

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from celery_redlock.locks.redlock import Redlock
 from tests.conftest import with_long
 from tests.torture.site import Site
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STORES = ["", "postgresql", "etcd", "zookeeper"]
 

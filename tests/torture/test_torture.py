@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import missing
 from tests.harness.servers import find_postgresql, find_rabbitmq
 from tests.torture.broker import BROKERS
+from tests.torture.report import Report
 from tests.torture.session import torture
 from tests.torture.site import WITH_STANDBY
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.torture.report import Report
 
 SHORT = 10.0
 SECONDS = float(os.environ.get("REDLOCK_TORTURE_SECONDS", "60"))

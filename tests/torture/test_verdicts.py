@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import states
@@ -10,9 +11,6 @@ from celery import states
 from tests.torture import journal_in
 from tests.torture.histories import Histories
 from tests.torture.verdicts import Verdicts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OVERLAP = "overlaps under valid leases"
 LATE = "increments lost by them"

@@ -44,14 +44,11 @@ an older body that had been notified of its loss, or was frozen when its lease e
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from celery import states
 
+from tests.torture.histories import Histories, Run
 from tests.torture.report import Counts
-
-if TYPE_CHECKING:
-    from tests.torture.histories import Histories, Run
 
 # How each kind of job may end, besides by success.
 _LOST_ALLOWED = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,7 @@ from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.web import site
 from tests.conftest import missing
 from tests.example.support import Browser, browser_lacks, open_browser
-from tests.web.conftest import TOKEN
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.web.conftest import Office
+from tests.web.conftest import TOKEN, Office
 
 pytestmark = pytest.mark.long
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlencode
 
 import celery
@@ -21,13 +22,7 @@ from celery_redlock.locks.limits import Limit, wanted
 from celery_redlock.records.forced_releases import forced_releases
 from tests.harness.hostile import VALUES, values
 from tests.nodes.support import locks, until
-from tests.web.conftest import BUSY, HOST, TOKEN
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.web.conftest import Office
-
+from tests.web.conftest import BUSY, HOST, TOKEN, Office
 
 # -- the list ----------------------------------------------------------------------
 

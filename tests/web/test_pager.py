@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.locks.lease import Holder
-
-if TYPE_CHECKING:
-    from tests.web.conftest import Answer, Office
+from tests.web.conftest import Answer, Office
 
 ROWS = 250
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
 from celery_redlock.web.server import is_loopback
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 
 def user(

@@ -5,25 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from tests.conftest import with_long
 from tests.harness.brokers import running_rabbitmq
-from tests.harness.deployment import Site
-from tests.harness.lock_nodes import lock_nodes
+from tests.harness.deployment import Deploy, Deployment, Site
+from tests.harness.lock_nodes import LockNodes, lock_nodes
 from tests.harness.logs import log_marks, pytest_runtest_makereport
+from tests.harness.servers import RabbitMQ
+from tests.harness.stage import Stage
 from tests.harness.store_nodes import pytest_collection_modifyitems
 from tests.worker.project.body import STAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.harness.deployment import Deploy, Deployment
-    from tests.harness.lock_nodes import LockNodes
-    from tests.harness.servers import RabbitMQ
-    from tests.harness.stage import Stage
 
 __all__ = [  # pytest finds them here
     "log_marks",

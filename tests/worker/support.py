@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from celery.result import AsyncResult
 
 from celery_redlock import DuplicateTask
 from tests.conftest import with_long
-
-if TYPE_CHECKING:
-    from celery.result import AsyncResult
-
-    from tests.harness.deployment import Site
+from tests.harness.deployment import Site
 
 pools = pytest.mark.parametrize("pool", with_long(["prefork", "threads"], "threads"))
 

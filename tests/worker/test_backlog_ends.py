@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import states
+from celery.result import AsyncResult
 from kombu.utils.uuid import uuid
 
 from celery_redlock import Redlock
 from celery_redlock.line.backlog import keep_place
 from celery_redlock.locks.limits import Limit, Wanted
 from celery_redlock.task.header import waits_of
+from tests.harness.deployment import Deployment
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from celery.result import AsyncResult
-
-    from tests.harness.deployment import Deployment
 
 SINCE = 1_795_246_614_184_112  # µs since 1970
 

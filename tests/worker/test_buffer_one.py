@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from celery import states
+from celery.result import AsyncResult
 
 from celery_redlock import DuplicateTask
 from tests.conftest import with_long
+from tests.harness.deployment import Deploy, Deployment, Site
+from tests.harness.lock_nodes import LockNodes
 from tests.harness.waiting import until
 from tests.worker.support import assert_refused, pools, redelivery
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery.result import AsyncResult
-
-    from tests.harness.deployment import Deploy, Deployment, Site
-    from tests.harness.lock_nodes import LockNodes
 
 
 def send_waiting(

@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from celery import states
 from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
 
 from celery_redlock import DuplicateTask, LockCancelled
 from tests.conftest import with_long
+from tests.harness.deployment import Deploy, Deployment
 from tests.harness.waiting import until
 from tests.worker.support import assert_refused, redelivery
-
-if TYPE_CHECKING:
-    from celery.result import AsyncResult
-
-    from tests.harness.deployment import Deploy, Deployment
 
 
 def until_asked(here: Deployment, result: AsyncResult) -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import celery
 import pytest
 from celery import chain, chord, states
+from celery.canvas import Signature
 from celery.exceptions import ChordError
 
 from tests.conftest import with_long
+from tests.harness.deployment import Deploy, Deployment, Site
 from tests.harness.waiting import until
 from tests.worker.support import assert_refused, stored_by
-
-if TYPE_CHECKING:
-    from celery.canvas import Signature
-
-    from tests.harness.deployment import Deploy, Deployment, Site
 
 
 def sig(deployment: Deployment, name: str, *args: object) -> Signature:

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from celery import states
+from celery import Celery, states
 from celery.worker.request import Request
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.operations.doctor import Case
+from celery_redlock.operations.doctor import Case, Finding
 from celery_redlock.operations.doctor.workers import versions
 from tests.conftest import with_long
+from tests.harness.deployment import Deploy, Deployment
 from tests.harness.waiting import until
 from tests.worker.project.app import create_app
 from tests.worker.project.versions import GONE
 from tests.worker.support import assert_refused
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from celery import Celery
-
-    from celery_redlock.operations.doctor import Finding
-    from tests.harness.deployment import Deploy, Deployment
 
 SOON = 10.0  # seconds
 

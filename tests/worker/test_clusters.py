@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from tests.harness.deployment import Site
 from tests.harness.lock_nodes import lock_nodes
 from tests.worker.support import assert_refused
-
-if TYPE_CHECKING:
-    from tests.harness.deployment import Site
 
 AN_ELECTION = 60.0  # seconds, also on a busy machine: jobs are republished meanwhile
 

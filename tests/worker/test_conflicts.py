@@ -6,19 +6,14 @@ checks how each policy is reported.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from celery import states
+from celery.result import AsyncResult
 
 from celery_redlock import DuplicateTask
+from tests.harness.deployment import Deployment
 from tests.harness.waiting import until
 from tests.worker.support import assert_refused
-
-if TYPE_CHECKING:
-    from celery.result import AsyncResult
-
-    from tests.harness.deployment import Deployment
 
 COST = "Calls of %s may wait for their lock"
 

@@ -5,16 +5,11 @@ A countdown of an hour shows that only a release can have started them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from celery import states
+from celery.result import AsyncResult
 
+from tests.harness.deployment import Deployment
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from celery.result import AsyncResult
-
-    from tests.harness.deployment import Deployment
 
 WITHIN = 20.0  # seconds
 

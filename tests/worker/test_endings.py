@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
 
 import celery
 import pytest
 from celery import states
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
+from tests.harness.deployment import Deploy, Deployment, Site
 from tests.harness.lock_nodes import FREED_WITHIN
 from tests.harness.processes import is_alive
+from tests.harness.stage import Run
 from tests.harness.waiting import until
 from tests.worker.support import redelivery, stored_by
-
-if TYPE_CHECKING:
-    from tests.harness.deployment import Deploy, Deployment, Site
-    from tests.harness.stage import Run
-
 
 # -- The end of the body -----------------------------------------------------------
 

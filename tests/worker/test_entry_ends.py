@@ -7,17 +7,14 @@ line, or an entry in the successor register. `test_backlog_ends` has the backlog
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import states
+from celery.result import AsyncResult
 
+from tests.harness.deployment import Deploy, Deployment
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from celery.result import AsyncResult
-
-    from tests.harness.deployment import Deploy, Deployment
 
 NUMBERS = 1_000_000_000_000  # scores of calls that wait are above
 RECORDS = {"entered": {"claim", "place"}, "followed": {"successor"}}

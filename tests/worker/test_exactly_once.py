@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import states, uuid
 from sqlalchemy import Engine, NullPool, create_engine, text
 
 from celery_redlock.contrib.sqlalchemy import outbox_table, record_table
+from tests.harness.deployment import Deploy, Deployment, Site
+from tests.harness.lock_nodes import LockNodes
 from tests.harness.servers import PostgreSQL, sqlalchemy_url
 from tests.harness.store_nodes import postgresql
 from tests.harness.waiting import until
 from tests.worker.project.once import DATABASE
 from tests.worker.support import redelivery
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.harness.deployment import Deploy, Deployment, Site
-    from tests.harness.lock_nodes import LockNodes
 
 JOBS, KILLS = 9, 3
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-if TYPE_CHECKING:
-    from tests.harness.deployment import Deploy
-    from tests.harness.servers import RabbitMQ
+from tests.harness.deployment import Deploy
+from tests.harness.servers import RabbitMQ
 
 pytestmark = pytest.mark.long  # a worker of its own
 

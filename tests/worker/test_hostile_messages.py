@@ -6,15 +6,14 @@ It must not keep a worker from locking for others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import states
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-if TYPE_CHECKING:
-    from tests.harness.deployment import Deploy, Deployment
+from tests.harness.deployment import Deploy, Deployment
 
 HALF = "s\ud800"  # JSON can carry it, and UTF-8 cannot
 QUICK = ("quick", "quick-buffered", "quick-limited", "quick-unique")

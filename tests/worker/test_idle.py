@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from celery_redlock import DuplicateTask
+from tests.harness.deployment import Deploy
 from tests.harness.lock_nodes import lock_nodes
 from tests.harness.waiting import until
 from tests.worker.project.turns import TURNS, turns_in
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.harness.deployment import Deploy
 
 pytestmark = pytest.mark.long
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pytest
 from celery import states
+from celery.result import AsyncResult
 from kombu.utils.uuid import uuid
 
 from celery_redlock import Redlock
 from celery_redlock.line.backlog import number_in_backlog
-
-if TYPE_CHECKING:
-    from celery.result import AsyncResult
-
-    from tests.harness.deployment import Deploy, Deployment
+from tests.harness.deployment import Deploy, Deployment
 
 WITHIN = 30.0  # seconds
 NAME = "ordered"

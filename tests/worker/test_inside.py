@@ -7,16 +7,13 @@ the lock of a task, too.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock import DuplicateTask, LockHeld, current_lease
+from tests.harness.deployment import Deployment
 from tests.harness.waiting import until
 from tests.worker.project.jobs import HOLD
-
-if TYPE_CHECKING:
-    from tests.harness.deployment import Deployment
 
 
 def test_lease_in_the_body_is_of_this_run(any_pool: Deployment, key: str) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from celery import Celery
 
+from tests.harness.deployment import Deployment
 from tests.harness.waiting import until
 from tests.worker.support import assert_refused
-
-if TYPE_CHECKING:
-    from tests.harness.deployment import Deployment
 
 
 @pytest.mark.parametrize(

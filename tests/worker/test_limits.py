@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import Celery
 from celery.exceptions import WorkerLostError
+from celery.result import AsyncResult
 
 from celery_redlock import Redlock, singleton_task
-from celery_redlock.operations.doctor import Case, Severity
+from celery_redlock.operations.doctor import Case, Finding, Severity
 from celery_redlock.operations.doctor.workers import processes
+from tests.harness.deployment import Deployment
 from tests.harness.lock_nodes import FREED_WITHIN, NO_SUCH_KEY
 from tests.harness.waiting import until
 from tests.worker.project.jobs import AT_ONCE, PERIOD, STARTS
-
-if TYPE_CHECKING:
-    from celery.result import AsyncResult
-
-    from celery_redlock.operations.doctor import Finding
-    from tests.harness.deployment import Deployment
 
 
 def begin(deployment: Deployment, key: str, part: str) -> AsyncResult:

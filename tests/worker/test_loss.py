@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from celery import states
 
 from celery_redlock import LockLost
+from tests.harness.deployment import Deployment
+from tests.harness.lock_nodes import LockNodes
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.harness.deployment import Deployment
-    from tests.harness.lock_nodes import LockNodes
 
 
 @pytest.fixture

@@ -5,22 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.devnodes.processes import free_port
+from tests.harness.deployment import Deploy, Deployment
 from tests.harness.lock_nodes import LockNodes
 from tests.harness.metrics import PORT, Scraped
+from tests.harness.stage import Stage
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.devnodes import DevNodes
-    from tests.harness.deployment import Deploy, Deployment
-    from tests.harness.stage import Stage
 
 Start: TypeAlias = "Callable[..., Metered]"
 SHARED = "PROMETHEUS_MULTIPROC_DIR"

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from tests.harness.deployment import Deploy, Deployment
 from tests.harness.waiting import until
 from tests.worker.support import pools
-
-if TYPE_CHECKING:
-    from tests.harness.deployment import Deploy, Deployment
 
 TEXT = "This worker is busy with calls that do not get their lock"
 

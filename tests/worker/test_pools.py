@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from celery import states
 
 from celery_redlock import DuplicateTask, LockLost
+from tests.harness.deployment import Deployment
 from tests.harness.waiting import until
 from tests.worker.support import assert_refused
-
-if TYPE_CHECKING:
-    from tests.harness.deployment import Deployment
 
 
 def test_pool_runs_equal_calls_once(every_pool: Deployment, key: str) -> None:

@@ -6,22 +6,18 @@ and refuses a countdown below one second.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from celery import states, uuid
+from celery.result import AsyncResult
 
 from celery_redlock import DuplicateTask
+from tests.harness.deployment import Deploy, Deployment, Site
+from tests.harness.lock_nodes import LockNodes
+from tests.harness.servers import RabbitMQ
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery.result import AsyncResult
-
-    from tests.harness.deployment import Deploy, Deployment, Site
-    from tests.harness.lock_nodes import LockNodes
-    from tests.harness.servers import RabbitMQ
 
 pytestmark = pytest.mark.long  # a RabbitMQ takes ten seconds to start
 

@@ -5,24 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from celery import states, uuid
 from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
 
 from tests.conftest import with_long
+from tests.harness.deployment import Deploy, Deployment, Site
 from tests.harness.processes import RedisServer
 from tests.harness.waiting import until
 from tests.worker.support import pools, redelivery, stored_by
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery.result import AsyncResult
-
-    from tests.harness.deployment import Deploy, Deployment, Site
-
 
 # -- Its retries -------------------------------------------------------------------
 

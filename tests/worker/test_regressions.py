@@ -44,28 +44,23 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 from celery import states, uuid
 from celery.beat import ScheduleEntry, Scheduler
+from celery.result import AsyncResult
 from celery.schedules import schedule
 
 from celery_redlock import DuplicateTask
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.election import Elector
+from tests.harness.deployment import Deploy, Deployment
 from tests.harness.waiting import until
 from tests.nodes.support import BRIEF, client
 from tests.worker.support import assert_refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery.result import AsyncResult
-
-    from celery_redlock.devnodes import DevNodes
-    from tests.harness.deployment import Deploy, Deployment
 
 
 def tries(nodes: DevNodes) -> list[int]:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
 
 from celery_redlock import QuorumUnreachable
+from tests.harness.deployment import Deployment, Site
+from tests.harness.lock_nodes import LockNodes
 from tests.harness.programs import end_of
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.harness.deployment import Deployment, Site
-    from tests.harness.lock_nodes import LockNodes
 
 SECRET = "correct-horse"
 

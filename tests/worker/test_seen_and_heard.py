@@ -7,13 +7,15 @@ Each names the holder, the policy and the key.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import states
 from celery.bin.base import CLIContext
 from celery.events.state import State
+from celery.result import AsyncResult
 from click.testing import CliRunner
 
 from celery_redlock import DuplicateTask
@@ -24,15 +26,9 @@ from celery_redlock.operations import doctor
 from celery_redlock.operations.doctor import Workers
 from celery_redlock.operations.doctor.workers import nodes as nodes_of_workers
 from tests.conftest import with_long
+from tests.harness.deployment import Deployment, Site
+from tests.harness.lock_nodes import LockNodes
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery.result import AsyncResult
-
-    from tests.harness.deployment import Deployment, Site
-    from tests.harness.lock_nodes import LockNodes
 
 
 @dataclass

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from celery.exceptions import WorkerLostError
 
+from tests.harness.deployment import Deployment
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from tests.harness.deployment import Deployment
 
 
 def until_both_held(deployment: Deployment, key: str) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
+from tests.harness.deployment import Deploy, Deployment
 from tests.harness.lock_nodes import LockNodes
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.devnodes import DevNodes
-    from tests.harness.deployment import Deploy, Deployment
 
 FOUND = re.compile(
     r" (\w+) MainProcess celery_redlock\.operations\.doctor\] The doctor found "

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
 
 import pytest
 from celery import states
 
 from celery_redlock import QuorumUnreachable, runtime_of
-from tests.harness.lock_nodes import lock_nodes
+from tests.harness.deployment import Deploy, Deployment, Site
+from tests.harness.lock_nodes import LockNodes, lock_nodes
 from tests.harness.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-
-    from tests.harness.deployment import Deploy, Deployment, Site
-    from tests.harness.lock_nodes import LockNodes
 
 LONGEST_BACKOFF = 2.0  # seconds after which a node is connected to again
 A_QUARANTINE = 62.0  # seconds, with the default settings

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from celery import Celery
 from kombu.transport.redis import Channel, QoS, Transport
@@ -23,9 +24,6 @@ from tests.worker.project import (  # noqa: F401  (they register)
     turns,
     versions,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SETTINGS = "PROJECT_SETTINGS"
 

@@ -6,16 +6,14 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from celery import current_task, states
 from celery.backends.redis import RedisBackend
 from celery.signals import before_task_publish
 
 from tests.worker.project.body import stage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LONGEST = 3.0  # seconds; a retry that may run has run by then
 _COPY_COMES_WITHIN = 30.0  # seconds

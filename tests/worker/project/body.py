@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
 
 from celery import current_task
 
 from celery_redlock import Lease, current_lease
 from tests.harness.stage import Stage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 STAGE = "PROJECT_STAGE"
 

@@ -7,18 +7,15 @@ use the same text share the lock.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import shared_task
 from celery.exceptions import Reject
 
 from celery_redlock import LockLost, current_lease, lock, singleton_task
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.policies import Retry, Wait
+from celery_redlock.policies import Conflict, Retry, Wait
 from tests.worker.project.body import hold, recorded, stage
-
-if TYPE_CHECKING:
-    from celery_redlock.policies import Conflict
 
 TTL = 1.5  # seconds, where a test waits until a lock is renewed or lost
 COOL_DOWN = 600.0  # seconds

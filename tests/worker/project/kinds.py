@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from celery import Task
+from celery import Celery, Task
 from celery.worker.request import Request
 
 from celery_redlock import SingletonTask, singleton_task
 from tests.worker.project.body import hold, recorded, stage
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 
 @singleton_task(name="bound", bind=True, key="{key}")

@@ -7,16 +7,12 @@ run, too, which have no stage.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from celery_redlock import signals
+from celery_redlock import Lease, signals
+from celery_redlock.policies import Conflict
 from tests.worker.project.body import STAGE, stage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock import Lease
-    from celery_redlock.policies import Conflict
 
 
 def record(key: str, event: str, **facts: Any) -> None:

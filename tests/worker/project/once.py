@@ -9,17 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from celery import current_task
+from celery import Celery, current_task
 from celery.backends.redis import RedisBackend
 
 from celery_redlock import Outbox, singleton_task
 from tests.worker.project.body import hold, recorded, stage
 from tests.worker.project.jobs import LATE
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 DATABASE = "once_database"
 outboxes: list[Outbox] = []  # an app knows them for as long as they live

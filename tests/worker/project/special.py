@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
-from celery import chain, group
+from celery import Task, chain, group
 from celery.exceptions import Ignore, Reject
 
 from celery_redlock import current_lease, singleton_task
 from tests.worker.project.body import hold, own_lease, recorded, stage
 from tests.worker.project.jobs import TTL
-
-if TYPE_CHECKING:
-    from celery import Task
-
 
 # -- Their own lock ----------------------------------------------------------------
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 import selectors
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import signals
 
 from celery_redlock.locks.watchdog import Watchdog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TURNS = "project_turns"  # the setting that names the folder of the files
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from celery import Celery
 
 from celery_redlock import singleton_task
 from tests.worker.project.body import hold
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 GONE = "gone"
 CLAIMED: dict[str, Any] = {"unique_while": "queued_or_running"}
