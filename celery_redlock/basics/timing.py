@@ -30,12 +30,9 @@ def check_number(name: str, value: Any) -> None:
 
 
 def seconds_of(name: str, value: Any, *, zero: bool = False) -> float:
-    """Return a duration above 0 in seconds, `_LONGEST` at most.
+    """Return seconds, or a ``timedelta``, above 0 as float seconds: `_LONGEST` at most.
 
-    Args:
-        name: The name of the duration, for the error.
-        value: Seconds, or a ``timedelta``.
-        zero: Whether it may also be 0.
+    With ``zero``, they may also be 0. The error has the ``name``.
 
     Raises:
         ConfigurationError: The value is no finite number of seconds, or too small.

@@ -105,13 +105,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Which:
-    """Which messages are taken: all to which each of these applies that is given.
-
-    Attributes:
-        ids: Only these.
-        before: Only those that were written before.
-        after: Only those that come after it in their order.
-    """
+    """Which messages are taken: all to which each of these applies that is given."""
 
     ids: Collection[str] | None = None
     before: datetime | None = None

@@ -94,11 +94,6 @@ def check_new(
 ) -> None:
     """Raise an error where a node shows that its deployment is not new.
 
-    Args:
-        guard: The deployment's restart guard.
-        addresses: Its nodes.
-        timeout: Seconds that a node may take to answer.
-
     Raises:
         RedlockError: As `initialize` does.
     """

@@ -173,14 +173,7 @@ def _permits(
     nodes: list[NodeStatus],
     seen: Scan | None,
 ) -> Iterator[GaugeMetricFamily]:
-    """Yield the gauges of the limits that the tasks of the app have.
-
-    Args:
-        redlock: The lock service.
-        keys: The templates that have limits.
-        nodes: The status of each node.
-        seen: All locks; needed if a template has arguments.
-    """
+    """Yield the gauges of limits. If a template has arguments, ``seen`` is needed."""
     labels = {limit.key: one.label for one in keys for limit in one.limits}
     fixed = tuple(limit for one in keys for limit in one.limits)
     in_use = inspect_limits(redlock, fixed, nodes) if fixed else []
