@@ -88,12 +88,7 @@ class Interruption:
 
 
 class Visit(Interruption):
-    """Calls a function at the place, as a signal handler or a finaliser is called.
-
-    Args:
-        at, below: As for `Interruption`.
-        function: What to call.
-    """
+    """Calls a function at the place, as a signal handler or a finaliser is called."""
 
     def __init__(self, at: int, below: str, function: Callable[[], object]) -> None:
         super().__init__(at, below)

@@ -58,13 +58,7 @@ class Sent(NamedTuple):
 
 
 class Beats:
-    """The beats and workers of one project, with a broker database of their own.
-
-    Attributes:
-        nodes: The lock nodes.
-        all: The beats that were started, oldest first.
-        broker_url: Where they send to.
-    """
+    """The beats and workers of one project, with a broker database of their own."""
 
     def __init__(
         self, site: Site, nodes: LockNodes, settings: Mapping[str, Any]
@@ -113,14 +107,7 @@ class Beats:
         wait: bool = True,
         **settings: Any,
     ) -> LocalBeat:
-        """Start a beat and wait until it ticks.
-
-        Args:
-            wait: Whether to wait.
-            app: The word after ``celery -A``.
-            options: More words of the command line.
-            settings: More of ``app.conf`` for this beat.
-        """
+        """Start a beat and wait until it ticks."""
         name = f"beat-{self._number}-{len(self.all)}"
         beat = LocalBeat(app, name, options=options, **self._place(settings))
         self.all.append(beat)

@@ -49,13 +49,7 @@ FOREIGN = f"{'f' * 32}.{'0' * 16}\n7\nproj.other\nother-id\nworker-9\n99\n0"
 
 @dataclass(frozen=True)
 class Run:
-    """The end of a command.
-
-    Attributes:
-        code: Its exit code.
-        out: What it wrote to stdout.
-        err: What it wrote to stderr.
-    """
+    """The end of a command."""
 
     code: int
     out: str
@@ -144,17 +138,7 @@ def run_here(app: Celery, *words: str, typed: str | Typing = "") -> Run:
 
 
 class Project:
-    """A project on lock nodes: a context manager.
-
-    Args:
-        folder: The folder of its code.
-        nodes: The lock nodes.
-        **settings: More of ``app.conf``.
-
-    Attributes:
-        nodes: The servers.
-        app_name: The name by which commands find the app.
-    """
+    """A project on lock nodes: a context manager."""
 
     def __init__(self, folder: Path, nodes: DevNodes, **settings: Any) -> None:
         (folder / "proj.py").write_text(_SOURCE)
@@ -214,13 +198,7 @@ class Project:
             self.nodes[index].command("SET", *words)
 
     def redlock(self, *words: str, typed: str | Typing = "", **settings: Any) -> Run:
-        """Run ``celery redlock ...`` in this process.
-
-        Args:
-            words: The rest of the command line.
-            typed: What an operator types.
-            settings: More of ``app.conf``.
-        """
+        """Run ``celery redlock ...`` in this process."""
         return run_here(new_app({**self._settings, **settings}), *words, typed=typed)
 
     def run(self, *words: str) -> Run:

@@ -86,11 +86,7 @@ def default_database(alias: str) -> Iterator[None]:
 
 
 class Shop:
-    """The managers of the shop's models in one database: ``shop.Invoice.create()``.
-
-    Attributes:
-        alias: Django's name of the database.
-    """
+    """The managers of the shop's models in one database: ``shop.Invoice.create()``."""
 
     def __init__(self, url: str) -> None:
         self.alias = use_django(url)

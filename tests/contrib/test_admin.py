@@ -31,13 +31,7 @@ MAY = "release_heldlock"
 
 
 class Site:
-    """The site, and the lock service of a worker elsewhere.
-
-    Attributes:
-        nodes: The nodes of both.
-        service: The lock service.
-        name: The name of a new user.
-    """
+    """The site, and the lock service of a worker elsewhere."""
 
     def __init__(self, nodes: DevNodes, service: Redlock) -> None:
         self.nodes = nodes

@@ -140,11 +140,7 @@ class RedisServer(RedisContainer):
 
 
 class DockerNode:
-    """A lock node with the methods of ``devnodes.DevNode``.
-
-    Attributes:
-        server: Its container.
-    """
+    """A lock node with the methods of ``devnodes.DevNode``."""
 
     def __init__(self, engine: DockerEngine, name: str) -> None:
         self.server = RedisServer(engine, name)

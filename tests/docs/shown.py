@@ -30,13 +30,7 @@ _VARYING = (
 
 
 class Shown(NamedTuple):
-    """A block of a page that begins with a command, and goes on with its output.
-
-    Attributes:
-        page: The file below ``docs``.
-        command: The words after ``celery -A proj redlock``.
-        output: What the page shows.
-    """
+    """A block of a page that begins with a command, and goes on with its output."""
 
     page: str
     command: tuple[str, ...]

@@ -19,11 +19,7 @@ from tests.harness.waiting import until
 
 
 class Visitor:
-    """A visitor of the live page, who sends what its buttons send.
-
-    Args:
-        url: The URL of the site.
-    """
+    """A visitor of the live page, who sends what its buttons send."""
 
     def __init__(self, url: str) -> None:
         self._url = f"{url}/live/"

@@ -18,11 +18,7 @@ HOST = socket.gethostname()  # pids repeat between containers
 
 
 class Journal:
-    """Appends events to a file, and reads them.
-
-    Args:
-        path: The file; `note` creates it.
-    """
+    """Appends events to a file, and reads them."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)

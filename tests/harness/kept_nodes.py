@@ -25,9 +25,6 @@ class KeptNodes:
 
     Servers that a test has killed, paused, restarted or configured are used by no other
     test: a process, its configuration and its users have to be the same.
-
-    Args:
-        binary: The redis-server to run.
     """
 
     def __init__(self, binary: str) -> None:

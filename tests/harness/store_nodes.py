@@ -65,11 +65,7 @@ def postgresql(kind: type[Kind]) -> Iterator[Kind]:
 
 
 class Front:
-    """A port that speaks Redis for a store.
-
-    Attributes:
-        url: Its URL, for redis-py.
-    """
+    """A port that speaks Redis for a store."""
 
     def __init__(self, store_url: str) -> None:
         self._store_url = store_url

@@ -214,10 +214,6 @@ class ScriptedServer:
 
     Args:
         answer: Returns the reply to a command on a connection. One call at a time.
-
-    Attributes:
-        url: The URL for clients.
-        greeting: The bytes for each new connection.
     """
 
     def __init__(self, answer: Callable[[list[bytes], socket.socket], bytes]) -> None:

@@ -260,12 +260,7 @@ class Bounds:
 
 
 class Membership:
-    """The steps of the state machine under some rules.
-
-    Args:
-        rules: The rules.
-        bounds: The bounds.
-    """
+    """The steps of the state machine under some rules."""
 
     def __init__(self, rules: Rules, bounds: Bounds) -> None:
         self.rules = rules

@@ -58,9 +58,6 @@ class Network:
     """Hosts on one bridge: a context manager.
 
     Each method that makes a fault returns the function that undoes it.
-
-    Args:
-        hosts: The names of the hosts.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -201,12 +198,7 @@ class Network:
 
 
 def _ports(pid: int, address: str) -> list[int]:
-    """Return the local ports of the established connections to an address.
-
-    Args:
-        pid: A process in the namespace.
-        address: The other end.
-    """
+    """Return the local ports of the established connections to an address."""
     remote = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
     ports = []
     for line in Path(f"/proc/{pid}/net/tcp").read_text("ascii").splitlines()[1:]:

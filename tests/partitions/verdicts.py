@@ -42,10 +42,6 @@ _NEEDED = 3  # nodes that granted, of five: with fewer, others are a majority
 class Verdicts(Counts):
     """Counts what the history shows.
 
-    Args:
-        lines: The journal.
-        store: The content of the store at the end.
-
     Attributes:
         operations: The number of operations by function and outcome.
     """

@@ -74,13 +74,7 @@ class Settings:
 
 
 class Client:
-    """One thread of a worker. The threads share one lock service.
-
-    Args:
-        settings: The settings of the worker.
-        redlock: The lock service.
-        thread: The number of the thread.
-    """
+    """One thread of a worker. The threads share one lock service."""
 
     def __init__(self, settings: Settings, redlock: Redlock, thread: int) -> None:
         journal = Journal(Path(settings.journal))

@@ -29,13 +29,7 @@ _numbers = itertools.count(1)
 
 
 class Project:
-    """A project that runs: its module here, and its workers.
-
-    Attributes:
-        module: The module of the project; its tasks publish.
-        workers: Its workers.
-        nodes: Its lock nodes.
-    """
+    """A project that runs: its module here, and its workers."""
 
     def __init__(self, module: Any, nodes: LockNodes) -> None:
         self.module = module

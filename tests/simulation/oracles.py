@@ -587,9 +587,6 @@ class WakeupOracle:
 
     It is checked in histories without faults: there no wake-up may get lost, so the
     first waiter learns of a release at once, and not only when it polls again.
-
-    Args:
-        oracle: Gets the findings.
     """
 
     def __init__(self, oracle: Oracle) -> None:

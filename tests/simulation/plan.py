@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a client that are part of a view.
-
-    Attributes:
-        names: The nodes.
-        max_ttl: Seconds.
-    """
+    """The settings of a client that are part of a view."""
 
     names: tuple[str, ...]
     max_ttl: float

@@ -72,12 +72,7 @@ def plan_of(
 
 
 def assert_no_findings(plan: Plan, counts: dict[str, int] | None = None) -> Outcome:
-    """Play a plan, and return its outcome if no rule was broken.
-
-    Args:
-        plan: The plan.
-        counts: How often some events must occur.
-    """
+    """Play a plan, and return its outcome if no rule was broken."""
     outcome = play(plan, traced=True)
     assert not outcome.findings, outcome.report()
     assert not counts or {n: outcome.coverage[n] for n in counts} == counts

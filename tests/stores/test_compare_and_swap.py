@@ -37,13 +37,7 @@ pytestmark = pytest.mark.long
 
 
 class Site:
-    """A lock in a store, its holder, and another client.
-
-    Args:
-        kind: The name of the store.
-        connect: Returns a connection to it.
-        lock: The key of the lock.
-    """
+    """A lock in a store, its holder, and another client."""
 
     def __init__(self, kind: str, connect: Callable[[], Store], lock: bytes) -> None:
         self.lock, self.meta = lock, lock + b":meta"

@@ -44,12 +44,7 @@ class GeneralStore(Store):
 
 
 class Site:
-    """A node for one test, two clients of it, and an operator.
-
-    Args:
-        clients: Their connections.
-        operator: A connection to the same database.
-    """
+    """A node for one test, two clients of it, and an operator."""
 
     def __init__(self, clients: tuple[Store, Store], operator: Operator) -> None:
         self.prefix = HEAD + secrets.token_hex(6).encode()

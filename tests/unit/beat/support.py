@@ -99,11 +99,7 @@ class Project(Celery):
 
 
 class Producer:
-    """Publishes to the broker of the test.
-
-    Args:
-        app: The app that publishes.
-    """
+    """Publishes to the broker of the test."""
 
     def __init__(self, app: Project) -> None:
         self._app = app
@@ -149,10 +145,6 @@ class Beat:
         conf: More configuration of its app.
         name: The name of its app.
         options: Options of the scheduler.
-
-    Attributes:
-        scheduler: Its scheduler.
-        due_at: When it ticks next.
     """
 
     def __init__(  # noqa: PLR0913  (called in one place)
@@ -215,14 +207,7 @@ class Beat:
 
 
 class Site:
-    """Beats of one project, with their nodes and their broker.
-
-    Attributes:
-        clock: The clock of all.
-        log: The log lines of all.
-        nodes: Five nodes that vote.
-        broker: Records the messages that it gets.
-    """
+    """Beats of one project, with their nodes and their broker."""
 
     def __init__(self, clock: FakeClock, log: pytest.LogCaptureFixture) -> None:
         self.clock = clock

@@ -334,12 +334,7 @@ def test_callbacks_that_raise_end_nothing(
 
 
 class Busy(FakeNodes):
-    """Nodes whose transport other threads use until an instant.
-
-    Attributes:
-        send_at: When requests leave.
-        read_at: When replies can be read.
-    """
+    """Nodes whose transport other threads use until an instant."""
 
     send_at = read_at = 0.0
     queue: tuple[ScriptRequest, ...] = ()

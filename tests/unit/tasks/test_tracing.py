@@ -23,11 +23,7 @@ SECOND = 1_000_000_000  # ns
 
 
 class Spans:
-    """The spans of one test.
-
-    Attributes:
-        provider: Receives the spans.
-    """
+    """The spans of one test."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
