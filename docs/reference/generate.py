@@ -41,6 +41,10 @@ MARKS = re.compile(
 )
 
 
+# Options of most commands, which the page explains once.
+OF_MOST = {"--node", "--json", "--help"}
+
+
 # -- text ----------------------------------------------------------------------------
 
 
@@ -200,7 +204,7 @@ def section_of(name: str, command: click.Command) -> str:
     rows = [
         (", ".join(f"`{word}`" for word in option.opts), sentence(help_of(option)))
         for option in command.params
-        if isinstance(option, click.Option) and option.opts != ["--help"]
+        if isinstance(option, click.Option) and option.opts[0] not in OF_MOST
     ]
     return "\n\n".join([*parts, *([table(("option", ""), rows)] if rows else [])])
 
