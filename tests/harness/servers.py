@@ -12,14 +12,7 @@ from celery_redlock.devnodes.processes import Process, free_port
 from celery_redlock.devnodes.stores.etcd import Etcd
 from celery_redlock.devnodes.stores.postgresql import PostgreSQL, find_postgresql
 
-__all__ = [
-    "Etcd",
-    "PostgreSQL",
-    "RabbitMQ",
-    "find_postgresql",
-    "find_rabbitmq",
-    "sqlalchemy_url",
-]
+__all__ = ["Etcd", "PostgreSQL", "find_postgresql"]  # of the package
 
 _ALARM = "{resource_limit, memory, node()}"
 

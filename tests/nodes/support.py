@@ -24,38 +24,7 @@ from celery_redlock.wire.quorum import Ballot, VoteKind
 from tests.harness.tcp import Proxy, proxies
 from tests.harness.waiting import until
 
-__all__ = [
-    "BRIEF",
-    "MAX_TTL",
-    "PATIENT",
-    "QUARANTINE",
-    "SHORT",
-    "WITHOUT_HOOK",
-    "Child",
-    "StartNodes",
-    "children",
-    "client",
-    "counters",
-    "delete_lock",
-    "failing",
-    "granted",
-    "held",
-    "initialize_anew",
-    "kinds",
-    "locks",
-    "meanwhile",
-    "plain_client",
-    "proxied",
-    "refusal",
-    "run_python",
-    "run_threads",
-    "scripts_run",
-    "until",
-    "until_all_vote",
-    "until_nothing_is_left",
-    "use",
-    "values",
-]
+__all__ = ["until"]  # of the harness
 
 ROOT = Path(__file__).parents[2]
 StartNodes = Callable[..., DevNodes]  # the fixture `start_nodes`
