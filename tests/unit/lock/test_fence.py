@@ -33,17 +33,6 @@ def count(nodes: FakeNodes, *numbers: int) -> None:
         node.memory.redis.hset(b"redlock:meta", fields)
 
 
-def test_fences_grow(site: Site) -> None:
-    """Each grant of a key has a greater fence than the one before."""
-    fences = []
-    for service in (site.redlock, site.rival) * 3:
-        lease = service.acquire("k")
-        fences.append(lease.fence)
-        service.release(lease)
-
-    assert fences == sorted(set(fences))
-
-
 def test_fence_is_the_wall_clock_if_that_is_right(site: Site) -> None:
     """In microseconds: nodes agree on it, and operators can read it."""
     site.clock.advance(60)  # the counters of new nodes begin above TIME

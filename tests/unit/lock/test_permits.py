@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from celery_redlock import ConfigurationError
 from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import held_lease, lock
-from celery_redlock.locks import redlock as module
 from celery_redlock.locks.lease import Holder, drift_of
 from celery_redlock.locks.limits import (
     START_WITHIN,
@@ -133,25 +131,6 @@ def test_majority_tells_which_permits_are_in_use(site: Site) -> None:
     assert site.clock.monotonic() == before
     site.nodes.freeze(2)
     assert site.redlock.permits_in_use(THREE) is None
-
-
-def test_waiter_stands_in_the_queues_of_its_permits(
-    redlock: Redlock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The queue gets all that the acquire knows: a release of any permit counts."""
-    for _ in range(3):
-        redlock.acquire("imports", limits=THREE)
-    listener = mock.Mock()
-    queue = mock.Mock(side_effect=InterruptedError)
-    monkeypatch.setattr(redlock, "listener", listener)
-    monkeypatch.setattr(module, "WaitQueue", queue)
-
-    with pytest.raises(InterruptedError):
-        redlock.acquire("imports", wait=5.0, limits=THREE)
-
-    ((key, nodes, keys, heard, choice),) = [call.args for call in queue.mock_calls]
-    assert (key, heard, choice.limits) == ("imports", listener, THREE)
-    assert (nodes, keys) == (redlock.nodes, redlock.keys)
 
 
 def test_permit_waits_for_no_slow_node(site: Site) -> None:
