@@ -119,7 +119,6 @@ def join_backlog(  # noqa: PLR0913  (each names one thing)
         raise unreachable(
             key,
             ballot,
-            node_timeout=redlock.timing.node_timeout,
             config=redlock.guard.config,
         )
     if not answers:

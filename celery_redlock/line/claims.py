@@ -188,7 +188,6 @@ class Claims:
             failure = failure_of(
                 key,
                 ballot,
-                node_timeout=redlock.timing.node_timeout,
                 config=redlock.guard.config,
             )
             tries += 1
@@ -254,7 +253,6 @@ class Claims:
             raise unreachable(
                 key,
                 ballot,
-                node_timeout=redlock.timing.node_timeout,
                 config=redlock.guard.config,
                 state="A claim was released on the nodes that answered",
             )

@@ -35,11 +35,10 @@ _MS = 1000
 _SHORTEST_DELAY, _LONGEST_DELAY = 0.002, 0.25  # seconds
 
 
-def failure_of(  # noqa: PLR0913  (keyword-only)
+def failure_of(
     key: str,
     ballot: Ballot,
     *,
-    node_timeout: float,
     config: str,
     ttl: float | None = None,
     choice: Choice | None = None,
@@ -62,9 +61,7 @@ def failure_of(  # noqa: PLR0913  (keyword-only)
                 "lock may be taken there until it is reached again, at most for "
                 f"{ttl:g} s"
             )
-        return unreachable(
-            key, ballot, node_timeout=node_timeout, config=config, state=state
-        )
+        return unreachable(key, ballot, config=config, state=state)
     nodes = len(ballot.labels)
     if verdict is Verdict.WON:
         fact = (
@@ -91,7 +88,6 @@ def unreachable(
     key: str,
     ballot: Ballot,
     *,
-    node_timeout: float,
     config: str,
     state: str = "Nothing is held",
 ) -> QuorumUnreachable:
@@ -100,7 +96,6 @@ def unreachable(
     Args:
         key: The name of the lock.
         ballot: The votes.
-        node_timeout: Seconds that a node had to answer.
         config: The view of this client.
         state: What holds now, as a clause.
     """
@@ -127,9 +122,11 @@ def unreachable(
     needed = f" (need {ballot.quorum})"
     if nodes == 1:
         fact, needed = f"The node gave no vote on {shown(key)}", ""
+    # The others have said no, or could not be connected to, which takes another time.
+    is_late = None in ballot.votes
+    within = f" within {ballot.patience:g} s" if is_late else ""
     return QuorumUnreachable(
-        f"{fact} within {node_timeout:g} s{needed}: {ballot.reasons()}. {state}. "
-        f"{remedy}.",
+        f"{fact}{within}{needed}: {ballot.reasons()}. {state}. {remedy}.",
         key=key,
         ballot=ballot,
         retry_after=None if wait_ms is None else wait_ms / _MS,

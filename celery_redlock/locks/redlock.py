@@ -403,7 +403,6 @@ class Redlock:
         return failure_of(
             key,
             ballot,
-            node_timeout=self.timing.node_timeout,
             config=self.guard.config,
             ttl=ttl,
             choice=choice,
@@ -702,7 +701,6 @@ class Redlock:
             raise unreachable(
                 lease.key,
                 ballot,
-                node_timeout=self.timing.node_timeout,
                 config=self.guard.config,
                 state=f"The lease is valid for {seconds_text(lease.remaining())} more",
             )

@@ -150,7 +150,6 @@ class SlotRecord:
             raise unreachable(
                 self._slots_key,
                 ballot,
-                node_timeout=redlock.timing.node_timeout,
                 config=redlock.guard.config,
                 state="No slot is sent",
             )

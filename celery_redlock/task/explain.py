@@ -120,8 +120,7 @@ def explain(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explan
     succeeded = claims.succeeded(key, "") if options.task.unique_for else None
     outage = None
     if running is None and (too_few := _too_few(redlock, seen.ballot, in_use)):
-        timeout, config = redlock.timing.node_timeout, redlock.guard.config
-        outage = unreachable(key, too_few, node_timeout=timeout, config=config)
+        outage = unreachable(key, too_few, config=redlock.guard.config)
         in_use = None  # nodes that do not vote may have forgotten holders
     call = {"task": task.name, "args": args, "kwargs": kwargs}
     full = next((_full(key, one) for one in in_use or () if one.is_full), None)

@@ -195,6 +195,7 @@ class FakeNodes:
             deadline = self.clock.monotonic() + self._node_timeout
             for request in requests:
                 request.deadline = deadline
+                request.ballot.patience = self._node_timeout
                 if request.is_obsolete is None or not request.is_obsolete():
                     self.asked.append(request)
                     for connection in self._connections:

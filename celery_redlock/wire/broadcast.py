@@ -552,11 +552,12 @@ class Exchange:
 
     def _file(self, calls: Sequence[InFlight], alone: InFlight | None) -> None:
         """Enter that the calls were sent, and the deadlines of those that wait."""
-        deadline = self._clock.monotonic() + self._reply_timeout()
+        patience = self._reply_timeout()
+        deadline = self._clock.monotonic() + patience
         is_uneasy = bool(self._suspects())
         for call in calls:
             for request in call.unsent:
-                request.deadline = deadline
+                request.deadline, request.ballot.patience = deadline, patience
             call.unsent = ()
             if not call.waits or call.is_over:
                 call.is_over = True

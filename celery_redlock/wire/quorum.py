@@ -118,6 +118,7 @@ class Ballot:
         taken: How many nodes name another holder, of any token.
         other_views: How many nodes have another view, or wait to be confirmed.
         longest_wait_ms: The longest quarantine that a node told.
+        patience: Seconds that nodes have to answer; 0 before they are asked.
     """
 
     __slots__ = (
@@ -128,6 +129,7 @@ class Ballot:
         "labels",
         "longest_wait_ms",
         "other_views",
+        "patience",
         "pending",
         "quorum",
         "taken",
@@ -147,6 +149,7 @@ class Ballot:
         self.pending = nodes
         self.answered = self.granted = self.taken = self.other_views = 0
         self.longest_wait_ms = 0
+        self.patience = 0.0
         self._takers = _NO_TAKERS
 
     def cast(self, index: int, vote: Vote) -> None:
