@@ -203,7 +203,12 @@ def test_no_release_waits_for_a_node_that_never_had_a_vote(
     with client(three_nodes) as redlock:
         lease = granted(redlock, key)
         misfit = nodes_of(redlock)[0]
-        until(lambda: misfit.unfit_because)
+
+        def is_found() -> bool:
+            redlock.inspect(key)  # it may have been connected to after the grant
+            return bool(misfit.unfit_because)
+
+        until(is_found)
         first = misfit.facts
 
         def is_connected_anew() -> bool:
