@@ -199,10 +199,12 @@ def test_hung_node_is_logged_though_no_call_waits_for_it(
 
 def test_error_names_no_time_that_nodes_did_not_have(three_nodes: DevNodes) -> None:
     """Those that could not be connected to had longer than to answer."""
-    hung = three_nodes.nodes[:2]
-    with client(three_nodes, node_timeout=0.25, connect_timeout=0.5) as redlock:
-        with failing(hung), pytest.raises(QuorumUnreachable) as caught:
-            redlock.acquire("k")
+    with (
+        client(three_nodes, node_timeout=0.25, connect_timeout=0.5) as redlock,
+        failing(three_nodes.nodes[:2]),
+        pytest.raises(QuorumUnreachable) as caught,
+    ):
+        redlock.acquire("k")
 
     assert "did not answer within 0.5 s" in str(caught.value)
     assert "0.25 s" not in str(caught.value)

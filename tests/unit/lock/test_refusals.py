@@ -379,8 +379,9 @@ MESSAGES = {
         """,
     "QQS": """
         Only 0 of 3 nodes gave a vote on 'k' (need 2): n0 is in quarantine for 3.0 s,
-        n1 is in quarantine for 3.0 s, n2 is gone. Nothing is held. They vote again by themselves in 3.0 s at the earliest. In a
-        brand-new deployment, `celery -A proj redlock init` ends the wait.
+        n1 is in quarantine for 3.0 s, n2 is gone. Nothing is held. They vote again by
+        themselves in 3.0 s at the earliest. In a brand-new deployment,
+        `celery -A proj redlock init` ends the wait.
         """,
     "MMG": """
         Only 1 of 3 nodes gave a vote on 'k' (need 2): n0 has another view of the
