@@ -11,8 +11,9 @@ import pytest
 
 from celery_redlock.devnodes import DevNodes, ServerOptions
 from celery_redlock.errors import LockHeld, QuorumUnreachable, RedlockError
+from celery_redlock.locking import lock, watchdog_of
 from celery_redlock.locks.redlock import Redlock
-from celery_redlock.scripts import INSPECT
+from celery_redlock.scripts import INSPECT, RELEASE
 from tests.nodes.support import (
     StartNodes,
     client,
@@ -184,6 +185,28 @@ def test_replies_that_are_lost_leave_no_lock(
 
         until_all_vote(redlock)
         until_nothing_is_left(three_nodes)
+
+
+def test_refusal_whose_release_did_not_arrive_leaves_no_lock(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """The release is sent again also if the caller asks for nothing more."""
+    with proxied(three_nodes) as (lines, redlock):
+        redlock.release(redlock.acquire(key))
+        until_nothing_is_left(three_nodes)
+        for line in lines[:2]:
+            line.hold_replies()
+        breaks = [line.cut_when(RELEASE.sha.encode()) for line in lines[:2]]
+        with pytest.raises(QuorumUnreachable), lock(redlock, key, ttl=60.0):
+            pass
+        until(lambda: all(count() for count in breaks))
+        assert len(locks(three_nodes, key)) >= 2
+        for line in lines[:2]:
+            line.cut_when(None)
+            line.resume()
+
+        until(lambda: not locks(three_nodes, key), 30.0)
+        watchdog_of(redlock).stop()
 
 
 def test_acquire_overtaken_by_its_release_leaves_nothing(
