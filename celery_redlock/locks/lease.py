@@ -324,6 +324,7 @@ class Lease:
         choice: The permits that it has, where keys have limits; None for a plain lock.
         began_at: Instant at which the work began, by ``begin``; None before.
         begin_by: Instant by which it must begin, if it needs a permit for a start.
+        on_begin: Called when the work begins.
     """
 
     key: str
@@ -344,6 +345,7 @@ class Lease:
     choice: Choice | None = None
     began_at: float | None = None
     begin_by: float = math.inf
+    on_begin: Callable[[Lease], None] | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -377,7 +379,7 @@ class Lease:
         return {*keys_of(key)} <= {*self.keys} - permits
 
     def begin(self) -> None:
-        """Note that the work begins now. A permit for a start is kept from now on.
+        """Note that the work begins now. A permit for a start is kept for one period.
 
         Raises:
             LockLost: It begins so late that the permit may have ended before.
@@ -389,6 +391,8 @@ class Lease:
         if now > self.begin_by:
             raise self.lost_error()
         self.began_at = now
+        if self.on_begin:
+            self.on_begin(self)
 
     def remaining(self) -> float:
         """Return the seconds of validity that are left; 0 once it is not held."""

@@ -391,6 +391,7 @@ class Redlock:
                     if choice is not None:
                         lease.choice = choice
                         lease.begin_by = started_at + ttl + START_WITHIN
+                        lease.on_begin = self._keep_starts
                     return lease
         except BaseException:
             self._send_release(key, token, since=started_at, choice=choice)
@@ -522,7 +523,8 @@ class Redlock:
                 permits = choice.call + permits
             elif choice.call:  # a retry need not wait
                 self._release_permits(lease, choice.call)
-            self._release_starts(lease, choice)
+            if choice.starts and lease.began_at is None:  # there was no start
+                self._release_permits(lease, choice.starts)
             choice.give_back()
         locks, queues = self._places(lease.key, permits)
         request = self._release_request(
@@ -531,16 +533,10 @@ class Redlock:
         yield Ask(request)
         return request.ballot.granted
 
-    def _release_starts(self, lease: Lease, choice: Choice) -> None:
-        """Keep the permits for a start for one period after the start.
-
-        Where the work did not begin there was no start.
-        """
-        now, began_at = self.clock.monotonic(), lease.began_at
-        for limit, name in choice.starts:
-            keep = 0.0
-            if began_at is not None:
-                keep = began_at + limit.period + drift_of(limit.period) - now
+    def _keep_starts(self, lease: Lease) -> None:
+        """Keep the permits for a start for one period from now on, the start."""
+        for limit, name in lease.choice.starts if lease.choice else ():
+            keep = limit.period + drift_of(limit.period)
             self._release_permits(lease, [(limit, name)], keep)
 
     def _release_permits(

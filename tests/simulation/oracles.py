@@ -269,8 +269,8 @@ class Oracle:
         if self.world.trace is not None:
             call = _call_text(name, keys, args, reply)
             self.world.log(connection.path.process.name, f"→ {server.name}  {call}")
-        if name == "release":
-            token = args[0].decode()
+        if name == "release" and not (args[1] != b"0" and b"@@" in keys[0]):
+            token = args[0].decode()  # not of a permit for a start, at the start
             self._given_up.add(token)
             if status:
                 self._abandoned(token)

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from celery_redlock.errors import LockUnavailable
     from celery_redlock.locks.lease import Lease
     from celery_redlock.locks.limits import Limit
-    from celery_redlock.locks.permits import Choice
     from celery_redlock.members.view import View
     from celery_redlock.scripts.keyspace import Keyspace
     from celery_redlock.wire.requests import ScriptRequest
@@ -566,24 +565,24 @@ def _one_permit_too_many() -> _Patches:
 
 
 def _starts_released_at_once() -> _Patches:
-    def release_starts(self: Redlock, lease: Lease, choice: Choice) -> None:
-        for limit, name in choice.starts:
+    def keep_starts(self: Redlock, lease: Lease) -> None:
+        for limit, name in lease.choice.starts if lease.choice else ():
             locks = [self.keys.lock(name)]
             queues = [self.keys.wait_queue(limit.key)]
             request = self._release_request(locks, queues, lease.token, since=0.0)
             self.transport.send(request)
 
-    return [(Redlock, "_release_starts", release_starts)]
+    return [(Redlock, "_keep_starts", keep_starts)]
 
 
 def _starts_kept_for_the_ttl() -> _Patches:
     def kept(ttl: float, _: Limit) -> float:
         return ttl
 
-    def release_starts(*_: object) -> None:
+    def keep_starts(*_: object) -> None:
         pass
 
-    return [(redlock, "_kept", kept), (Redlock, "_release_starts", release_starts)]
+    return [(redlock, "_kept", kept), (Redlock, "_keep_starts", keep_starts)]
 
 
 # -- Requests of one process ---------------------------------------------------------
