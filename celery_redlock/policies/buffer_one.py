@@ -59,8 +59,8 @@ class BufferOne(ConflictDecision):
         """Refuse it where duplicates are not in the queue, or no call runs."""
         cls._refuse_without_queue(
             options,
-            "Leave unique_while out: 'queued' alone lets one more run follow, with the "
-            "first arguments.",
+            "Leave unique_while out: 'queued' with on_conflict='retry' lets one more "
+            "run follow, with the first arguments.",
         )
         reason = "the run that follows would come within it"
         cls._refuse_with_cool_down(options, reason)

@@ -386,7 +386,7 @@ def test_duration_that_may_be_zero_is_nothing_less(name: str, value: Any) -> Non
         ({"on_conflict": CancelRunning(), "renew": False}, "needs renew=True"),
         (
             {**QUEUED, "on_conflict": "buffer_one"},
-            "'queued' alone lets one more run follow",
+            "'queued' with on_conflict='retry' lets one more run follow",
         ),
         ({**CLAIMED, "on_conflict": BufferOne()}, "needs the duplicate in the queue"),
         (
