@@ -99,8 +99,8 @@ class Conflict(Situation):
         place: The place of the call in the backlog of ``held_key``, if the task has
             one and a node answered: how many calls are before it, and how long runs
             took lately.
-        waited: Seconds for which this execution has waited for the lock; 0 when the
-            policy is asked for the first time.
+        waited: Seconds for which policies have let this execution wait in its process;
+            0 when the policy is asked for the first time.
         deferrals: How often this call was republished because of a conflict.
         stage: ``"publish"`` before the call is sent (``task_id`` is then the id that
             the call would get), ``"execute"`` when a worker is to run it.
