@@ -180,19 +180,23 @@ class Node:
         """Enter that this request cannot be sent, unless the node has voted on it."""
         self._fail(request, self._down_because or "could not be sent to")
 
-    def drop(self, reason: str, *, may_be_done: bool = True) -> None:
+    def drop(
+        self, reason: str, *, may_be_done: bool = True, is_logged: bool = True
+    ) -> None:
         """End the conversation, if there is one; ``maintain`` begins another.
 
         Args:
             reason: Why, in words.
             may_be_done: Whether the requests in flight may be done nevertheless.
+            is_logged: Whether the log tells of it.
         """
         self._down_because, self.suspect = reason, False
         ended = self._conversation
         if ended is None:
             return
         self._note_end()
-        self._log.lost(reason)
+        if is_logged:
+            self._log.lost(reason)
         if self._selector:
             with contextlib.suppress(KeyError, ValueError):  # it has ended
                 self._selector.unregister(ended.connection.sock)
@@ -360,7 +364,7 @@ class Node:
     def close(self) -> None:
         """Drop the conversation, the attempt at another, and what is to be resent."""
         self._connector.abandon()
-        self.drop("was closed")
+        self.drop("was closed", is_logged=False)
         self._pending_releases = PendingReleases()
 
     # -- the conversation --------------------------------------------------------

@@ -654,15 +654,17 @@ def test_connection_torn_by_an_interruption_is_never_used_again(
 
 
 def test_close_fails_open_requests_and_drops_pending_releases(
-    stage: Stage, connection: Connection
+    stage: Stage, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next use connects again."""
+    """The next use connects again. The log tells of no loss: the node is there."""
+    caplog.set_level(logging.INFO)
     asked = release(stage.clock)
     stage.ask(asked)
 
     stage.node.close()
     stage.node.close()
 
+    assert caplog.messages == []
     assert said(asked) == "was closed"
     assert connection.is_disconnected
     assert stage.selector.registered == {}
