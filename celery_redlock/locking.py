@@ -439,8 +439,6 @@ class Hold:
                 and self._watchdog.watches(error.holder)
             ):
                 error.args = (f"{error} {_OWN_PROCESS}",)
-            if self.redlock.transport.has_pending:  # perhaps the release of this try
-                self._watchdog.resend_releases()
             raise
         self.own = lease
         told = cancellation or self
