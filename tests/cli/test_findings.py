@@ -388,7 +388,10 @@ def test_replica_is_found(three_nodes: DevNodes) -> None:
 
 
 def test_promoted_replica_is_found(three_nodes: DevNodes) -> None:
-    """A node that was promoted by a failover may be demoted by the next one."""
+    """A node that was promoted by a failover may be demoted by the next one.
+
+    A master that had replicas looks the same after a restart with its own file.
+    """
     first, second, _ = three_nodes.nodes
     follow(second, first)
     second.command("REPLICAOF", "NO", "ONE")
@@ -396,6 +399,7 @@ def test_promoted_replica_is_found(three_nodes: DevNodes) -> None:
     finding = the("promoted", found_on(three_nodes))
 
     assert (finding.severity, finding.about) == (WARNING, label(second))
+    assert "or has restarted with the file of a master" in finding.fact
     assert "and restart it" in finding.remedy
 
 

@@ -42,8 +42,9 @@ def replication(report: NodeReport, _: Case) -> Iterator[Finding]:
         yield Finding(
             "promoted",
             WARNING,
-            "was a replica and has been promoted: locks that its master had granted "
-            "may be missing",
+            "was a replica and has been promoted, or has restarted with the file of a "
+            "master that had replicas: locks that the master had granted may be "
+            "missing",
             "Exclude it from failover (Sentinel, a managed service's replicas), and "
             "restart it. The restart guard keeps such a node out of the vote for one "
             "max_ttl.",
