@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
 from benchmarks import report
-from tests.docs.reader import blocks_of, until_said
+from celery_redlock.devnodes import DevNodes
+from tests.docs.reader import Reader, blocks_of, until_said
 from tests.docs.shown import assert_shown
 from tests.docs.test_tutorial import LASTING, PATIENT, REFUSED, reader, runs_last
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.devnodes import DevNodes
-    from tests.docs.reader import Reader
-
-    Start = Callable[..., DevNodes]
+Start = Callable[..., DevNodes]
 
 __all__ = ["reader"]  # a fixture
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.beat.project import DATABASE
-from tests.beat.support import often, until
+from tests.beat.support import Beats, MakeBeats, often, until
 from tests.conftest import with_long
+from tests.harness.processes import LocalBeat
 from tests.harness.programs import end_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.beat.support import Beats, MakeBeats
-    from tests.harness.processes import LocalBeat
-
-    StartBeat = Callable[[], LocalBeat]
+StartBeat = Callable[[], LocalBeat]
 
 INTERVAL = timedelta(seconds=1)  # the longest of the schedules below
 DJANGO = "tests.beat.project.django_app"

@@ -8,10 +8,12 @@ import resource
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -29,6 +31,7 @@ from celery_redlock.members.view import CLOSED
 from celery_redlock.operations.doctor import (
     RULES,
     Case,
+    Finding,
     Severity,
     diagnose,
     findings_of,
@@ -40,6 +43,7 @@ from celery_redlock.operations.doctor.placement import (
     password,
     tls,
 )
+from celery_redlock.operations.doctor.rule import Rule
 from celery_redlock.operations.doctor.settings import runtimes
 from celery_redlock.operations.inspect import (
     NodeReport,
@@ -47,19 +51,12 @@ from celery_redlock.operations.inspect import (
     doubts_of,
     node_status,
 )
+from tests.cli.project import Project
 from tests.nodes.clocks import clock_environment
 from tests.nodes.support import BRIEF, client, until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from celery_redlock.operations.doctor import Finding
-    from celery_redlock.operations.doctor.rule import Rule
-    from tests.cli.project import Project
-
-    Start = Callable[..., DevNodes]
-    Clock = Callable[[str], DevNode]
+Start = Callable[..., DevNodes]
+Clock = Callable[[str], DevNode]
 
 NOTE, WARNING, ERROR = Severity.NOTE, Severity.WARNING, Severity.ERROR
 ALWAYS = {"one-host"}  # all nodes of a test are on this machine

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_redlock import singleton_task
 from celery_redlock.contrib.django.checks import TAG, check_nodes, check_project
+from celery_redlock.devnodes import DevNodes
 from tests.contrib.storages import use_django
 from tests.nodes.support import PATIENT, run_python
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from celery_redlock.devnodes import DevNodes
-
-    Project = Callable[..., Any]
+Project = Callable[..., Any]
 
 NOWHERE = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0", "redis://127.0.0.1:3/0"]
 

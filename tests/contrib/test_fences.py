@@ -8,24 +8,20 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from celery_redlock.devnodes import DevNodes
 from celery_redlock.errors import ConfigurationError, StaleFence
 from celery_redlock.locking import lock, watchdog_of
 from celery_redlock.locks.redlock import Redlock
-from tests.contrib.storages import SOON
+from tests.contrib.storages import SOON, Storage
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.devnodes import DevNodes
-    from tests.contrib.storages import Storage
-
-    Writer = subprocess.Popen[str]
-    Start = Callable[[int], Writer]
+Writer = subprocess.Popen[str]
+Start = Callable[[int], Writer]
 
 ROUNDS = 40
 TTL = 2.0

@@ -5,11 +5,9 @@ Clients connect again and misread no reply, and no lock is left behind.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from celery_redlock.devnodes import DevNodes, ServerOptions
+from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from celery_redlock.errors import LockHeld, QuorumUnreachable, RedlockError
 from celery_redlock.locking import lock, watchdog_of
 from celery_redlock.locks.redlock import Redlock
@@ -27,9 +25,6 @@ from tests.nodes.support import (
     until_nothing_is_left,
     values,
 )
-
-if TYPE_CHECKING:
-    from celery_redlock.devnodes import DevNode
 
 
 def until_released(redlock: Redlock, nodes: DevNodes, key: str) -> None:

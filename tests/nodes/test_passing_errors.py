@@ -8,17 +8,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
 
+from celery_redlock.devnodes import DevNode, DevNodes
 from celery_redlock.errors import QuorumUnreachable
 from celery_redlock.line.backlog import is_first, leave_backlog, number_in_backlog
 from celery_redlock.line.claims import Claims
 from celery_redlock.locking import lock, watchdog_of
 from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.locks.watchdog import Watchdog
+from tests.harness.tcp import Proxy
 from tests.nodes.support import (
     SHORT,
     client,
@@ -31,13 +35,6 @@ from tests.nodes.support import (
     until_all_vote,
     until_nothing_is_left,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.devnodes import DevNode, DevNodes
-    from celery_redlock.locks.redlock import Redlock
-    from tests.harness.tcp import Proxy
 
 
 @contextlib.contextmanager

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shelve
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import pytest
+from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import BaseSchedule, crontab, schedstate
 from django.db.models import Q
@@ -29,13 +32,7 @@ from tests.unit.beat.support import (
 )
 from tests.unit.election.support import run
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from celery import Celery
-
-    StartWithFile = Callable[..., Beat]
+StartWithFile = Callable[..., Beat]
 
 
 @pytest.mark.parametrize(

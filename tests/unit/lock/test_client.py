@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,11 +14,7 @@ from celery_redlock.wire.client import NodeClient, NodeUnreachable
 from celery_redlock.wire.url import parse_node
 from tests.harness.tcp import ScriptedServer
 
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator
-
-    Serve = Callable[..., ScriptedServer]
+Serve = Callable[..., ScriptedServer]
 
 SOON = 10.0  # seconds
 
