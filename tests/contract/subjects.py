@@ -326,6 +326,7 @@ class Subject(ABC):
     def restore(
         self,
         token: str = TOKEN,
+        ttl_ms: int = TTL,
         *,
         fence: int | str = 100,
         config: str | None = None,
@@ -333,7 +334,7 @@ class Subject(ABC):
         """Run RESTORE; on a node that votes, unless there is a config."""
         config = self.admit() if config is None else config
         stripes = [STRIPE] * len(self.locks)
-        args = [config, token, HOLDER_INFO, TTL, fence, *stripes]
+        args = [config, token, HOLDER_INFO, ttl_ms, fence, *stripes]
         return self.run(scripts.RESTORE, [*self.locks, self.meta], args)
 
     def raise_fence(self, token: str = TOKEN, *, fence: int | str = 100) -> Any:
@@ -379,10 +380,11 @@ class Subject(ABC):
         ttl_ms: int = TTL,
         *,
         name: str | None = None,
+        most: int = 3,
     ) -> Any:
         """Run FORCE_RELEASE."""
         keys = [*self.pairs, self.releases]
-        args = [token, name or token, record, ttl_ms, 3]
+        args = [token, name or token, record, ttl_ms, most]
         return self.run(scripts.FORCE_RELEASE, keys, args)
 
     def list_releases(self) -> list[Any]:
@@ -431,10 +433,11 @@ class Subject(ABC):
         limits: Sequence[tuple[str, int, int]],
         waiter: str = "w/1",
         rank: int = 1,
+        ttl_ms: int = TTL,
     ) -> Any:
         """Run JOIN_PERMIT_QUEUE."""
         queues = [self.key(f"line:{head[:-2]}") for head, _, _ in limits]
-        args = [waiter, rank, TTL, *self._limits(limits)]
+        args = [waiter, rank, ttl_ms, *self._limits(limits)]
         return self.run(scripts.JOIN_PERMIT_QUEUE, queues, args)
 
     def leave_wait_queue(
