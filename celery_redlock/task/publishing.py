@@ -47,6 +47,7 @@ from kombu.utils.uuid import uuid
 
 from celery_redlock.app.confirmed import confirmed
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.basics.callbacks import call_safely
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.text import is_id
@@ -484,7 +485,7 @@ def _when_worker_is_ready(sender: Any, **_: object) -> None:
 
     def on_decode_error(message: Any, error: Any) -> None:
         discard(message, error)
-        _end_entries_of_message(sender, message)
+        call_safely(_end_entries_of_message, sender, message)
 
     sender.on_decode_error = on_decode_error
 

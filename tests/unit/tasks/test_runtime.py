@@ -26,6 +26,7 @@ from celery_redlock.app.runtime import SignalDispatcher, runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.locking import watchdog_of
 from celery_redlock.signals import lock_renewed
+from celery_redlock.task.header import TaskHeader
 from celery_redlock.testing import FakeNodes
 from tests.harness.threads import threads_started_here
 from tests.harness.waiting import until
@@ -38,7 +39,7 @@ class Starting:
 
     def __init__(self, app: Celery, **options: Any) -> None:
         self.app, self.options = app, options
-        self.on_decode_error = None  # of the consumer, which Celery calls
+        self.on_decode_error: Any = None  # of the consumer, which Celery calls
 
 
 def locking_app(**settings: Any) -> Celery:
@@ -175,6 +176,23 @@ def test_worker_without_locked_tasks_needs_no_nodes() -> None:
 
     signals.worker_init.send(sender=Starting(app))
     signals.worker_ready.send(sender=Starting(app))
+
+
+def test_worker_without_nodes_discards_what_it_cannot_decode(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A claim of another project cannot be released. That ends no consumer."""
+    consumer = Starting(locking_app(redlock_nodes=None))
+    discarded: list[object] = []
+    consumer.on_decode_error = lambda message, _: discarded.append(message)
+    signals.worker_ready.send(sender=consumer)
+    claim = TaskHeader(claim="key").for_next_copy()
+    message = SimpleNamespace(headers={"id": "id", "task": "task", **claim})
+
+    consumer.on_decode_error(message, ValueError())
+
+    assert discarded == [message]
+    assert "redlock_nodes is not set" in caplog.text
 
 
 def test_worker_that_is_ready_says_what_it_waits_for(
