@@ -264,9 +264,7 @@ class Redlock:
         steps = self.acquiring(
             key_of(key), ttl, wait, base=base, holder=holder, limits=limits
         )
-        lease = self.carry_out(steps)
-        lease.begin()
-        return lease
+        return self.carry_out(self._beginning(steps))
 
     async def aacquire(  # noqa: PLR0913  (keyword-only, see ``acquire``)
         self,
@@ -288,8 +286,17 @@ class Redlock:
         steps = self.acquiring(
             key_of(key), ttl, wait, base=base, holder=holder, limits=limits
         )
-        lease = await drive(steps, self.transport)
-        lease.begin()
+        return await drive(self._beginning(steps), self.transport)
+
+    def _beginning(self, steps: Steps[Lease]) -> Steps[Lease]:
+        """Acquire by these steps, and begin; an interruption leaves nothing locked."""
+        lease = yield from steps
+        try:
+            lease.begin()
+        except BaseException:
+            since, choice = lease.started_at, lease.choice
+            self._send_release(lease.key, lease.token, since=since, choice=choice)
+            raise
         return lease
 
     def acquiring(  # noqa: PLR0913  (keyword-only, see ``acquire``)

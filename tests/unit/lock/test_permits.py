@@ -20,8 +20,10 @@ from celery_redlock.locks.limits import (
     with_copies,
 )
 from celery_redlock.locks.redlock import Redlock
+from celery_redlock.scripts import RELEASE
 from celery_redlock.scripts.keys import stripe_of
 from celery_redlock.testing import FakeNodes
+from celery_redlock.wire.requests import ScriptRequest
 from tests.unit.lock.support import Site, args_of, asked, ttls
 
 THREE = (Limit("imports", 3),)
@@ -399,6 +401,27 @@ def test_work_that_begins_too_late_does_not_begin(site: Site) -> None:
 
     with pytest.raises(LockLost):
         lease.begin()
+
+
+def test_acquire_that_is_interrupted_as_it_begins_leaves_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes were just told of the start."""
+    send = site.nodes.send
+
+    def interrupted(request: ScriptRequest) -> None:
+        send(request)
+        script, _, args = request.call
+        if script is RELEASE and args[-1]:  # which is not to be deleted
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(site.nodes, "send", interrupted)
+
+    limits = (Limit("mail", 1), Limit("mail", 1, 60.0))
+    with pytest.raises(KeyboardInterrupt):
+        site.redlock.acquire("mail", limits=limits)
+
+    assert ttls(site.nodes, "mail") == ttls(site.nodes, "mail@@1") == [-2] * 5
 
 
 # -- re-entrance -----------------------------------------------------------------------
