@@ -106,8 +106,11 @@ _POOLS = {  # modules of the functions that call what a thread is to do
 def watchdog_of(redlock: Redlock) -> Watchdog:
     """Return the watchdog of this service in this process, made on first use."""
     watchdog: Watchdog | None = vars(redlock).get("_watchdog")
-    # Of two threads that come here at once, one makes it for both.
-    return watchdog or vars(redlock).setdefault("_watchdog", Watchdog(redlock))
+    if watchdog is None:
+        # Of two threads that come here at once, one makes it for both.
+        watchdog = vars(redlock).setdefault("_watchdog", Watchdog(redlock))
+        redlock.nodes.resender = watchdog.resend_releases
+    return watchdog
 
 
 _services: dict[tuple[SecretUrl, ...], Redlock] = {}  # of this process, by their URLs

@@ -78,7 +78,6 @@ class Watchdog(OfOneProcess):
         self._redlock = redlock
         self._clock = redlock.clock
         self.forget_parent()
-        redlock.nodes.resender = redlock.nodes.resender or self.resend_releases
 
     def forget_parent(self) -> None:
         """Start without leases."""

@@ -86,7 +86,7 @@ def watched(nodes: DevNodes) -> Iterator[tuple[Redlock, Watchdog]]:
     """Give a service that all nodes vote for, and its watchdog."""
     with client(nodes, ttl=60.0) as redlock:
         until_all_vote(redlock)
-        watchdog = Watchdog(redlock)
+        watchdog = watchdog_of(redlock)
         yield redlock, watchdog
         watchdog.stop()
 

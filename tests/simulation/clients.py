@@ -62,7 +62,9 @@ class Client:
             settings = 0
         if settings not in self._services:
             redlock = new_redlock(self.process, self._plan, settings)
-            self._services[settings] = redlock, Watchdog(redlock)
+            watchdog = Watchdog(redlock)
+            redlock.nodes.resender = watchdog.resend_releases
+            self._services[settings] = redlock, watchdog
         return self._services[settings]
 
     def start(self) -> None:

@@ -30,9 +30,12 @@ from celery_redlock.locking import (
     watchdog_of,
 )
 from celery_redlock.locks.lease import Holder, Lease, LeaseState, new_base
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.locks.watchdog import Watchdog
 from celery_redlock.testing import FakeNodes
 from tests.harness.waiting import until
 from tests.interruptions import counts_places, interruptions
+from tests.nodes.support import run_threads
 from tests.unit.lock.support import (
     TTL,
     Site,
@@ -281,6 +284,24 @@ def test_lock_uses_the_watchdog_of_its_service(site: Site) -> None:
     assert forgotten
     assert watchdog_of(site.redlock) is watchdog_of(site.redlock)
     assert watchdog_of(site.redlock) is not watchdog_of(site.rival)
+
+
+def test_threads_that_come_at_once_have_one_watchdog(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is also the one that resends, so `stop` ends all threads of the service."""
+    other: list[Watchdog] = []
+
+    def made(redlock: Redlock) -> Watchdog:
+        monkeypatch.setattr(locking, "Watchdog", Watchdog)
+        watchdog = Watchdog(redlock)
+        run_threads(lambda: other.append(watchdog_of(redlock)))
+        return watchdog
+
+    monkeypatch.setattr(locking, "Watchdog", made)
+
+    assert watchdog_of(site.redlock) is other[0]
+    assert site.redlock.nodes.resender == other[0].resend_releases
 
 
 def test_unused_service_is_collected() -> None:
