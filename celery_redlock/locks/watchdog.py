@@ -84,6 +84,7 @@ class Watchdog(OfOneProcess):
         self._watched: dict[str, Watch] = {}
         self._wakeups = WakeupQueue(self._clock)
         self._is_used = False
+        self._looks_soon = False  # whether the thread is about to resend releases
         self._schedule = RenewalSchedule()
         self._in_flight: list[tuple[Watch, Extension]] = []
         self.announced: Lease | None = None
@@ -203,7 +204,7 @@ class Watchdog(OfOneProcess):
         if transport.has_pending or transport.has_unanswered:
             self.notice_fork()
             self._is_used = True
-            if transport.has_pending:
+            if transport.has_pending and not self._looks_soon:
                 self._wakeups.wake()
             self.start()
 
@@ -280,7 +281,8 @@ class Watchdog(OfOneProcess):
         if self._in_flight:
             return self._clock.monotonic()  # the next step listens on
         next_at = self._schedule.next_at
-        if self._redlock.transport.has_pending:
+        self._looks_soon = self._redlock.transport.has_pending
+        if self._looks_soon:
             next_at = min(next_at, self._clock.monotonic() + _RESEND_EVERY)
         return None if next_at == math.inf else next_at
 

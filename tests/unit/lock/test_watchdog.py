@@ -181,6 +181,20 @@ def test_renew_now_of_an_unwatched_lease_does_nothing(site: Site) -> None:
 # -- pending releases --------------------------------------------------------------
 
 
+def test_thread_that_is_about_to_resend_is_not_woken(site: Site) -> None:
+    """While a node is away, a caller pays for no change of threads each time."""
+    lease = site.redlock.acquire("k")
+    site.nodes.nodes[0].kill()
+    site.redlock.release(lease)
+    woken = []
+    for _ in range(2):
+        site.watchdog.resend_releases()
+        woken.append(site.watchdog._wakeups.was_woken)  # noqa: SLF001
+        site.watchdog.step()
+
+    assert woken == [True, False]
+
+
 def test_step_resends_pending_releases(site: Site) -> None:
     """A node that was away at release gets it without another request."""
     lease = site.redlock.acquire("k")
