@@ -21,10 +21,10 @@ def init(session: Session, *, yes: bool) -> None:
     A node that lost its memory does not vote for as long as a lock can last, and a new
     node looks the same. This command says that there is nothing to remember. It refuses
     if a node holds live locks or is set up differently. After a power cut it
-    refuses, too, if the first client that has asked for a lock since then had used the
-    nodes before: one may hold a lock that the nodes have forgotten. Then it says for
-    how long to wait. It cannot know of a client that came after a new one, such as
-    doctor, or that has not asked for a lock yet.
+    refuses, too, once a client that had used the nodes before has told them: one may
+    hold a lock that the nodes have forgotten. Then it says for how long to wait. A
+    client tells them when it asks for a lock, or renews one while they wait. It cannot
+    know of a client that has done neither yet.
 
     A store gets its table first. Where a table was dropped under running workers,
     answer no: their locks are forgotten, and the new one votes after redlock_max_ttl.

@@ -99,23 +99,24 @@ def check_new(
     """
     pattern = escaped(guard.keys.lock("")) + "*"
 
-    def look(client: NodeClient) -> tuple[str, int, float]:
-        fields = ("config", "votes", "quarantine_until")
+    def look(client: NodeClient) -> tuple[str, int, bool, float]:
+        fields = ("config", "votes", "quarantine_until", "used")
         asked = (("HMGET", guard.keys.meta, *fields), ("TIME",))
         found, time = replies = client.ask(*asked)
         for reply in replies:
             if isinstance(reply, ErrorReply):
                 raise NodeUnreachable(refusal_of(str(reply)))
-        config, votes, until = ((it or b"").decode(errors="replace") for it in found)
+        texts = [(it or b"").decode(errors="replace") for it in found]
+        config, votes, until, was_used = texts
         now = int(time[0]) + int(time[1]) / _US
         left = 0.0 if votes else number_in(until) / _MS - now
         locks = len({key for keys, _ in client.scan(pattern) for key in keys})
-        return config, locks, left
+        return config, locks, bool(was_used), left
 
     nodes = each_node(addresses, look, timeout=timeout)
     for label, reason in nodes.unseen.items():
         raise RedlockError(unusable(label, reason))
-    for label, (config, locks, left) in nodes.results.items():
+    for label, (config, locks, was_used, left) in nodes.results.items():
         view = View.parse(config)
         is_ours = view is not None and view.configuration == guard.configuration
         if not (is_ours or config in ("", JOINED) or is_older(config)):
@@ -124,7 +125,7 @@ def check_new(
                 f"Node {label} is set up differently, so nothing was changed: "
                 f"the nodes {difference}. {remedy}."
             )
-        if view is not None and view.had_others and left > 0:
+        if view is not None and (view.had_others or was_used) and left > 0:
             raise RedlockError(
                 "The nodes were in use before they lost their memory, as running "
                 f"clients have told node {label}. One may hold a lock from before, so "

@@ -203,11 +203,14 @@ class RestartGuard:
         for view in views.values():
             merged = merged.merged(view) if view.is_same_epoch(merged) else merged
         if self.use(merged):
-            args = (self.config, self.quarantine_ms)
-            self._nodes.tell(scripts.NOTE, (self.keys.meta,), args)
+            self._tell_view()
             return True
         is_other = not views[text].is_same_epoch(merged)
         return is_other and told[text] >= ballot.quorum and self.use(views[text])
+
+    def _tell_view(self) -> None:
+        args = (self.config, self.quarantine_ms)
+        self._nodes.tell(scripts.NOTE, (self.keys.meta,), args)
 
     def _view_in(self, text: str) -> View | None:
         """Return the view that a node has refused us with, if it has our settings."""
@@ -280,6 +283,8 @@ class RestartGuard:
         """Use a view with our settings. Return whether the view is new."""
         if view.configuration != self.configuration or view == self.view:
             return False
+        if self.view and self.view.deployment != view.deployment:
+            self._tell_view()  # that they were in use: see `deployment.check_new`
         self.view, self.config = view, str(view)
         return True
 

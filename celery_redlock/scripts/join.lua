@@ -28,7 +28,7 @@ if is_without_memory(state) or state[1] == forget then
   local identity = random .. string.sub(replid, 1, 8)
   local started = proven_start()
   redis.call('HDEL', meta, 'votes', 'quarantine_until', 'quarantine_ms', 'view', 'aborted',
-    'started', 'looked')
+    'started', 'looked', 'used')
   redis.call('HSET', meta, 'config', JOINED, 'replid', replid, 'evicted', evicted,
     'identity', identity)
   if started then

@@ -1,6 +1,7 @@
 -- Note a view: enter it as a new member, or learn that another member was replaced.
 -- Within an epoch a view only grows. A node that enters a view does not vote: see SYNC.
 -- From one view to that of another epoch goes only a first member of a founded epoch.
+-- One that does not vote notes if another deployment is told: it was in use before.
 -- A process that has never voted has refused all other views since it began, so its waits
 -- count from then. All others count from now.
 --
@@ -19,6 +20,9 @@ if is_without_memory(state) then return {UNSYNCED, ''} end
 if config == text then return {GRANTED, 0} end
 local old, new = view_of(config), view_of(text)
 local member = own_member(new, identity)
+if old and new and not votes and old.deployment ~= new.deployment then
+  redis.call('HSET', meta, 'used', '1')
+end
 if not member or not old and config ~= JOINED then return {MISCONFIGURED, config} end
 
 if old and old.deployment == new.deployment and old.epoch == new.epoch and

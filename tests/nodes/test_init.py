@@ -57,6 +57,30 @@ def test_init_refuses_the_wait_that_clients_with_older_locks_have_begun(
         assert lease.is_valid()
 
 
+def test_init_refuses_a_wait_that_a_new_client_began_before_those_with_older_locks(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """A command has asked the nodes before the worker, which only renews its lock."""
+    nodes = start_nodes(3)
+    with client(nodes) as worker, client(nodes) as command:
+        lease = worker.acquire(key, ttl=60.0)
+        for node in nodes.nodes:
+            node.restart()
+        until(lambda: command.check().retry_after is not None)
+
+        until(lambda: not worker.extend(lease) and told_of_use(nodes))
+        with pytest.raises(RedlockError, match="were in use before they lost their"):
+            command.initialize()
+
+        assert lease.is_valid()
+
+
+def told_of_use(nodes: DevNodes) -> bool:
+    """Tell whether a majority has heard of an earlier deployment."""
+    found = [node.command("HGET", "redlock:meta", "used") for node in nodes.nodes]
+    return found.count(b"1") > 1 or found.count("1") > 1
+
+
 def test_init_refuses_nodes_that_do_not_tell_how_long_they_wait(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
