@@ -5,7 +5,8 @@ is sent then, and once more a second later: the node may still find an acquire o
 renewal in the buffers of the broken connection, and run it after the first release.
 
 A release that a node answered with an error (-BUSY, -LOADING, -NOREPLICAS, -OOM,
--READONLY, any other) is sent again after a pause, which doubles each time.
+-READONLY, any other) is sent again after a pause, which doubles each time, up to 8 s.
+Where many wait, it is longer: a node gets about a hundred of them a second.
 
 Anything that remains even so ends after its ttl. So do the oldest of more than ten
 thousand, which are dropped: a node may refuse all releases for as long as it is up.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _SECOND_SEND_AFTER = 1.0  # seconds after the first
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0  # seconds, after a refusal
+_REFUSED_PER_SECOND = 100
 _MOST = 10_000  # releases
 _FEW, _LOOK_EVERY = 100, 0.1  # seconds between two looks at more than a few
 
@@ -52,7 +54,8 @@ class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
 
     def add_refused(self, request: ScriptRequest, now: float) -> None:
         """Keep a request that the node answered with an error, as ``add`` does."""
-        pause = doubled(_FIRST_PAUSE, request.resends, _LONGEST_PAUSE)
+        longest = max(_LONGEST_PAUSE, len(self) / _REFUSED_PER_SECOND)
+        pause = doubled(_FIRST_PAUSE, request.resends, longest)
         # A second send that is still due has its reason, and follows this one.
         is_second = _name_of(request) not in self
         self._keep(_PendingRelease(request, now + pause, is_second), now)

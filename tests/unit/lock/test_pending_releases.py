@@ -188,6 +188,20 @@ def test_refused_release_is_sent_once_more_after_a_pause_that_doubles() -> None:
     assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
 
 
+def test_many_refused_releases_are_sent_a_hundred_a_second() -> None:
+    """A node may refuse them for an hour, and each process sends them again."""
+    pending, asked = PendingReleases(), 0
+    for number in range(2_000):
+        pending.add_refused(release_of(str(number), until=3_600.0), now=0.0)
+
+    for now in range(1, 301):
+        for due in list(pending.due(float(now))):
+            pending.add_refused(due, float(now))
+            asked += now > 100
+
+    assert asked / 200 == pytest.approx(100, rel=0.05)
+
+
 def test_refusal_of_the_first_send_leaves_the_second() -> None:
     """The reason for it remains: an old buffer may hold an acquire."""
     pending = PendingReleases()
