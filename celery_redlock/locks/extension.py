@@ -1,4 +1,4 @@
-"""One renewal of one lease: extend where the lock is, restore where it is missing.
+"""One renewal of a lease: extend where the lock is, restore where it is missing.
 
 ::
 
@@ -30,6 +30,10 @@ restored there.
 
 A renewal does not wait for all nodes. A node that says too late that it is without the
 key gets its RESTORE with the next renewal.
+
+Several leases are renewed by one EXTEND, if at their last renewals no node told of
+anything else: a node renews all of them, or none. If a majority does not, or some node
+tells of another holder, a missing lock or a newcomer, each is then renewed by itself.
 """
 
 from __future__ import annotations
@@ -60,17 +64,18 @@ class Extension:
     """A renewal under way. The caller sends its requests and calls ``advance``.
 
     Args:
-        lease: The lease to renew.
+        leases: The lease to renew, or several.
         nodes: The nodes of the deployment.
         keys: The names of the keys on the nodes.
         guard: Knows the view that the nodes must have.
 
     Attributes:
-        lease: The lease that is renewed.
+        leases: The leases that are renewed.
         request: The request that was sent last, and is waited for.
         started_at: Instant before the first send.
-        result: None while under way. True when the validity of the lease has moved;
-            False when this try has failed, which ends nothing by itself.
+        result: None while under way. True when the validity has moved, of each of the
+            leases that was still valid; False when this try has failed, which ends
+            nothing by itself.
         cancelled_by: The newcomer that asked the holder to end, as some node said.
     """
 
@@ -79,33 +84,33 @@ class Extension:
         "_config",
         "_extended",
         "_guard",
-        "_locks",
-        "_meta",
+        "_keys",
+        "_lease",
         "_nodes",
-        "_releases",
         "_was_repeated",
         "cancelled_by",
-        "lease",
+        "leases",
         "request",
         "result",
         "started_at",
     )
 
     def __init__(
-        self, lease: Lease, nodes: Nodes, keys: Keys, guard: RestartGuard
+        self,
+        leases: Sequence[Lease],
+        nodes: Nodes,
+        keys: Keys,
+        guard: RestartGuard,
     ) -> None:
-        self.lease = lease
+        self.leases = leases
+        self._lease = leases[0]
         self.started_at = nodes.clock.monotonic()
         self.result: bool | None = None
         self.cancelled_by = ""
         self._was_repeated = False
         self._nodes = nodes
-        self._meta, self._locks = keys.meta, keys.locks(lease.key)
-        if lease.choice is not None:
-            for limit, name in lease.choice.call:
-                self._locks.append(lock_name(limit, name, keys))
-        self._guard, self._releases = guard, keys.releases
-        self._before = lease.renewal_ballot
+        self._guard, self._keys = guard, keys
+        self._before = leases[0].renewal_ballot
         self.request = self._extend()
 
     def carry_through(self) -> bool:
@@ -129,35 +134,48 @@ class Extension:
         ballot = self.request.ballot
         restoring = self._extended is not None
         if not restoring:
-            self.lease.renewal_ballot = ballot
             self.cancelled_by = _cancelled_by(self.request.replies)
+            if self.leases[1:]:
+                self._conclude_together(ballot)
+                return None
+            self._lease.renewal_ballot = ballot
         granted = set(ballot.indexes(VoteKind.GRANTED))
         if self._extended is not None:
             granted |= set(self._extended.indexes(VoteKind.GRANTED))
         if len(granted) >= ballot.quorum:
             self._renew(len(granted))
         elif not restoring and (release := self._forced_release(ballot)):
-            self.lease.released_by = release
-            self.lease.until = min(self.lease.until, self._nodes.clock.monotonic())
+            self._lease.released_by = release
+            self._lease.until = min(self._lease.until, self._nodes.clock.monotonic())
         is_missing = not restoring and (_is_free(ballot) or _is_free(self._before))
-        if is_missing and self.lease.is_valid():
+        if is_missing and self._lease.is_valid():
             return self._restore(ballot)
         if self.result is None:
             is_told = self._guard.adopt(ballot) and not self._was_repeated
-            if is_told and self.lease.is_valid():
+            if is_told and self._lease.is_valid():
                 self._was_repeated = True
                 self.request = self._extend()
                 return self.request
             self.result = False
         return None
 
+    def _conclude_together(self, ballot: Ballot) -> None:
+        """Renew the leases, if a majority has, and no node tells of anything else."""
+        self.result = False
+        is_decided = ballot.granted >= ballot.quorum
+        if is_decided and ballot.answered == ballot.granted and not self.cancelled_by:
+            self._renew(ballot.granted)
+            for lease in self.leases:
+                lease.renewal_ballot = ballot
+
     def _renew(self, votes: int) -> None:
-        lease = self.lease
-        self.result = lease.is_valid()
-        if self.result:
-            until = end_of_validity(self.started_at, lease.ttl)
-            lease.until = max(lease.until, until)
-            lease.votes = votes
+        self.result = False
+        for lease in self.leases:
+            if lease.is_valid():
+                self.result = True
+                until = end_of_validity(self.started_at, lease.ttl)
+                lease.until = max(lease.until, until)
+                lease.votes = votes
 
     def _forced_release(self, ballot: Ballot) -> str:
         """Return who released the lock by force, if no majority can have it; or ""."""
@@ -170,10 +188,16 @@ class Extension:
     def _extend(self) -> ScriptRequest:
         self._config = self._guard.config
         self._extended: Ballot | None = None
+        names: list[str] = []
+        args: list[str | int] = [self._config]
+        for lease in self.leases:
+            locks = _locks_of(lease, self._keys)
+            names += locks
+            args += [lease.token, round(lease.ttl * _MS)] * len(locks)
         return self._nodes.request(
             EXTEND,
-            (*self._locks, self._meta, self._releases),
-            [self._config, self.lease.token, round(self.lease.ttl * _MS)],
+            (*names, self._keys.meta, self._keys.releases),
+            args,
             done_when=grant_is_decided,
             is_obsolete=self._is_over,
         )
@@ -184,13 +208,14 @@ class Extension:
             yes |= set(extended.indexes(VoteKind.GRANTED))
             return len(yes) >= ballot.quorum or not ballot.pending
 
-        lease = self.lease
+        lease = self._lease
         stripes = stripes_of(lease.key)
-        stripes += stripes[:1] * (len(self._locks) - len(stripes))  # of the call
+        locks = _locks_of(lease, self._keys)
+        stripes += stripes[:1] * (len(locks) - len(stripes))  # of the call
         self._extended = extended
         self.request = self._nodes.request(
             RESTORE,
-            (*self._locks, self._meta),
+            (*locks, self._keys.meta),
             [
                 self._config,
                 lease.token,
@@ -205,7 +230,29 @@ class Extension:
         return self.request
 
     def _is_over(self) -> bool:
-        return not self.lease.is_valid()
+        return not all(lease.is_valid() for lease in self.leases)
+
+
+def is_usual(lease: Lease) -> bool:
+    """Tell whether the lease can be renewed together with others.
+
+    It has one lock, no newcomer asked its holder to end, and each node that told of its
+    lock at the last renewal has renewed it.
+    """
+    has_more = "\n" in lease.key or (lease.choice and lease.choice.call)
+    if has_more or lease.cancelled_by:
+        return False
+    ballot = lease.renewal_ballot
+    return ballot is None or ballot.answered == ballot.granted
+
+
+def _locks_of(lease: Lease, keys: Keys) -> list[str]:
+    """Return the names of the locks of a lease; of a call, after those of its keys."""
+    locks = keys.locks(lease.key)
+    if lease.choice is not None:
+        for limit, name in lease.choice.call:
+            locks.append(lock_name(limit, name, keys))
+    return locks
 
 
 def _is_free(ballot: Ballot | None) -> bool:

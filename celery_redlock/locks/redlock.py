@@ -479,11 +479,11 @@ class Redlock:
         """
         if lease.is_inherited():
             return False
-        return self.extension(lease).carry_through()
+        return self.extension([lease]).carry_through()
 
-    def extension(self, lease: Lease) -> Extension:
-        """Return a renewal of this lease, for the caller to send."""
-        return Extension(lease, self.nodes, self.keys, self.guard)
+    def extension(self, leases: Sequence[Lease]) -> Extension:
+        """Return a renewal of these leases, for the caller to send."""
+        return Extension(leases, self.nodes, self.keys, self.guard)
 
     def release(self, lease: Lease, *, keep: float = 0.0) -> int:
         """Release the lock on all nodes. Twice is harmless.

@@ -37,9 +37,10 @@ from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.basics.process import Background, OfOneProcess, ThreadRun
 from celery_redlock.basics.timing import seconds_text
+from celery_redlock.locks.extension import is_usual
 from celery_redlock.locks.lease import LeaseState
 from celery_redlock.locks.renewal_schedule import RenewalSchedule, WakeupQueue, Watch
-from celery_redlock.scripts.keys import keys_of, shown
+from celery_redlock.scripts.keys import MOST, keys_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,7 @@ log = logging.getLogger(__name__)
 
 RENEW_AT = 1 / 3  # of the ttl
 _RETRY_AT = 1 / 12  # of the ttl, after a renewal that failed
-_MOST_AT_ONCE = 256  # renewals on the wire, so that other requests get in between
+_MOST_AT_ONCE = 500  # leases, so that other requests get in between
 _RESEND_EVERY = 0.25  # seconds
 _PAUSE_AFTER_ERROR = 0.1
 _ENDS_WITHIN = 5.0  # seconds
@@ -86,7 +87,7 @@ class Watchdog(OfOneProcess):
         self._is_used = False
         self._looks_soon = False  # whether the thread is about to resend releases
         self._schedule = RenewalSchedule()
-        self._in_flight: list[tuple[Watch, Extension]] = []
+        self._in_flight: list[tuple[list[Watch], Extension]] = []
         self.announced: Lease | None = None
         self._failure_limit = LogLimit(self._clock)
         self._background = Background("redlock-watchdog", self._run, self._clock)
@@ -289,6 +290,7 @@ class Watchdog(OfOneProcess):
     def _look_at_due(self) -> None:
         now = self._clock.monotonic()
         due: list[Watch] = []
+        room = _MOST_AT_ONCE - sum(len(watches) for watches, _ in self._in_flight)
         for watch in self._schedule.due(now):
             if self._watched.get(watch.lease.token) is not watch:
                 continue
@@ -296,7 +298,7 @@ class Watchdog(OfOneProcess):
                 self._announce_loss(watch)
             elif watch.due_at > now:
                 self._schedule.plan(watch)  # its time changed since it was planned
-            elif len(self._in_flight) + len(due) < _MOST_AT_ONCE:
+            elif room > len(due):
                 due.append(watch)
             else:
                 self._schedule.plan(watch)
@@ -304,16 +306,30 @@ class Watchdog(OfOneProcess):
                     if now >= each.lease.until:
                         self._announce_loss(each)
                 break
-        self._send(due)
+        self._begin(due)
 
-    def _send(self, due: list[Watch]) -> None:
-        if not due:
-            return
-        sent = []
+    def _begin(self, due: list[Watch]) -> None:
+        """Renew the leases that are due: the usual ones by one request."""
+        usual: list[Watch] = []
+        groups = []
         for watch in due:
             watch.renewing = True
             self._schedule.plan(watch)
-            sent.append((watch, self._redlock.extension(watch.lease)))
+            if is_usual(watch.lease):
+                usual.append(watch)
+            else:
+                groups.append([watch])
+        starts = range(0, len(usual), MOST)
+        self._send([*groups, *[usual[start : start + MOST] for start in starts]])
+
+    def _send(self, groups: list[list[Watch]]) -> None:
+        """Send one request for each of these groups of leases."""
+        if not groups:
+            return
+        sent = []
+        for watches in groups:
+            leases = [watch.lease for watch in watches]
+            sent.append((watches, self._redlock.extension(leases)))
         requests = [extension.request for _, extension in sent]
         self._redlock.transport.send(*requests)
         self._in_flight += sent
@@ -337,8 +353,10 @@ class Watchdog(OfOneProcess):
         # All are done, or no node is worth waiting for.
         early = was_read and self._clock.monotonic() < end
         under_way, self._in_flight = self._in_flight, []
-        for watch, extension in under_way:
-            if self._watched.get(watch.lease.token) is not watch:
+        alone: list[Watch] = []
+        for begun, extension in under_way:
+            watches = [w for w in begun if self._watched.get(w.lease.token) is w]
+            if not watches:
                 continue
             # Replies that were not read at the deadline may be there all the same.
             out_of_time = early or (was_read and extension.request.deadline <= end)
@@ -346,9 +364,13 @@ class Watchdog(OfOneProcess):
             if restore is not None:
                 transport.send(restore)
             if extension.result is None:
-                self._in_flight.append((watch, extension))
+                self._in_flight.append((watches, extension))
+            elif extension.leases[1:] and not extension.result:
+                alone += watches
             else:
-                self._conclude(watch, extension)
+                for watch in watches:
+                    self._conclude(watch, extension)
+        self._send([[watch] for watch in alone])
 
     def _conclude(self, watch: Watch, extension: Extension) -> None:
         lease = watch.lease
@@ -356,7 +378,7 @@ class Watchdog(OfOneProcess):
         if extension.cancelled_by and not lease.cancelled_by:
             lease.cancelled_by = extension.cancelled_by
             call_safely(watch.on_cancelled, lease)
-        if extension.result:
+        if extension.result and lease.is_valid():
             in_time = watch.renewed_at + lease.ttl * RENEW_AT
             watch.renewed_at = extension.started_at
             watch.renew_at = watch.renewed_at + watch.renew_every

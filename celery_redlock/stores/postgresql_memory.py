@@ -5,9 +5,10 @@
     memory ──► a statement for each command ──► lock; compare what is assumed, and write
                                                   │ else: write nothing
 
-A command that takes, renews or releases one lock is one statement, without its script:
-its reply and its changes are those that the script has for what is assumed. If this is
-not so, the statement changes nothing, and the command runs in the general way.
+A command that takes or releases one lock is one statement, without its script, and so
+are all that renew locks: replies and changes are those that the script has for what is
+assumed. If this is not so, the statement changes nothing, and the command runs in the
+general way.
 
 An assumption is checked by what the rows *say*, and not by a version of them. What a
 script replies and changes follows from what it reads. So it does not matter whether a
@@ -112,14 +113,14 @@ class _Step(NamedTuple):
     """The part of a plan for one command.
 
     Attributes:
-        lock: What is left of the lock; its `value` is None if there is none then.
+        locks: What is left of the locks; a `value` is None if there is none then.
         reply: To the command.
         so: The assumptions about the node.
         others: More names to lock.
-        statement: What does it. None: the lock is renewed, together with others.
+        statement: What does it. None: the locks are renewed, together with others.
     """
 
-    lock: Held
+    locks: list[Held]
     reply: Any
     so: Assumed | None = None
     others: tuple[bytes, ...] = ()
@@ -159,7 +160,7 @@ class Memory:
         """Return what carries commands out by what is assumed; None if unknown.
 
         Args:
-            commands: Each acts on another lock.
+            commands: Each acts on other locks.
             process: Of the server.
         """
         here, steps = (self.place, process.to_bytes(4, "big")), []
@@ -169,21 +170,22 @@ class Memory:
             if step is None:
                 return None
             steps.append(step)
-        renewed = [step for step in steps if step.statement is None]
-        names = {step.lock.name for step in steps}
+        held = [one for step in steps for one in step.locks]
+        renewed = [one for step in steps if not step.statement for one in step.locks]
+        names = {one.name for one in held}
         nodes = {step.so for step in steps if step.so}
-        if len(names) < len(steps) or len(nodes) > 1:
+        if len(names) < len(held) or len(nodes) > 1:
             return None
         names.update(*[step.others for step in steps])
         # The commit of a release may be lost in a crash, and no other one.
         statements = [lock(names, [so.meta for so in nodes], is_late=not nodes)]
         if renewed:
             (so,) = nodes
-            statements.append(renew(so, [step.lock for step in renewed]))
+            statements.append(renew(so, renewed))
         statements += [step.statement for step in steps if step.statement]
         if len(steps) == 1 and nodes and not renewed:
             (so,) = nodes
-            statements.append(read_holder(so, steps[0].lock.name))
+            statements.append(read_holder(so, steps[0].locks[0].name))
         return Plan(statements, steps)
 
     def _acquire(self, here: _Here, count: bytes, *words: bytes) -> _Step | None:
@@ -208,21 +210,23 @@ class Memory:
         so, held = Assumed(*here, meta, state.compared), Held(name, value, int(ttl_ms))
         times = earliest, earliest + _MOST_LATE_US
         return _Step(
-            *(held, [GRANTED, number], so, (b"%b\n%b" % (meta, stripe),)),
+            *([held], [GRANTED, number], so, (b"%b\n%b" % (meta, stripe),)),
             grant(so, held, b"." + stripe, number, times),
         )
 
     def _extend(self, here: _Here, count: bytes, *words: bytes) -> _Step | None:
-        if count != b"3":  # a lock, the node, and releases
+        last = int(count) - 2  # of the locks; then come the node, and releases
+        names, (meta, _, view, *owners) = words[:last], words[last:]
+        state, held = self._states.get(meta), []
+        if state is None or view not in state.views:
             return None
-        name, meta, _, view, token, ttl_ms = words
-        state, value = self._states.get(meta), self.locks.get(name, b"")
-        if state is None or view not in state.views or not value.startswith(token):
-            return None
-        if _CANCELLED in value:
-            return None
+        for name, token, ttl_ms in zip(names, owners[::2], owners[1::2], strict=True):
+            value = self.locks.get(name, b"")
+            if not value.startswith(token) or _CANCELLED in value:
+                return None
+            held.append(Held(name, value, int(ttl_ms)))
         so = Assumed(*here, meta, state.compared)
-        return _Step(Held(name, value, int(ttl_ms)), [GRANTED, 0], so)
+        return _Step(held, [GRANTED, 0], so)
 
     def _release(self, here: _Here, count: bytes, *words: bytes) -> _Step | None:
         if count != b"2":  # a lock, and its wait queue
@@ -232,7 +236,7 @@ class Memory:
         if keep_ms != b"0" or queue in self._seen or not value.startswith(token):
             return None
         statement = free(*here, name, value, queue)
-        return _Step(Held(name, None, 0), 1, None, (queue,), statement)
+        return _Step([Held(name, None, 0)], 1, None, (queue,), statement)
 
     def done(
         self, plan: Plan, results: Sequence[PGresult], sent_at: float
@@ -248,17 +252,17 @@ class Memory:
         if told:
             self.told(now_us_of(told[0]), self.place, sent_at)
         steps, left = plan.steps, iter(results[1:])
-        renewals = sum(step.statement is None for step in steps)
+        renewals = sum(len(step.locks) for step in steps if step.statement is None)
         is_renewed = bool(renewals) and next(left).ntuples == renewals
         replies = []
         for step in steps:
-            name, value, _ = step.lock
             is_done = next(left).ntuples if step.statement else is_renewed
             replies.append(step.reply if is_done else None)
-            if is_done and value is None:
-                self.locks.pop(name, None)
-            elif is_done and value is not None:
-                self._remember(name, value)
+            for name, value, _ in step.locks if is_done else ():
+                if value is None:
+                    self.locks.pop(name, None)
+                else:
+                    self._remember(name, value)
         return replies
 
     # -- the general way ---------------------------------------------------------------

@@ -318,8 +318,14 @@ class Subject(ABC):
         config: str | None = None,
     ) -> Any:
         """Run EXTEND; on a node that votes, unless there is a config."""
+        return self.extend_each(*[(token, ttl_ms)] * len(self.locks), config=config)
+
+    def extend_each(
+        self, *tokens_and_ttls: tuple[str, int], config: str | None = None
+    ) -> Any:
+        """Run EXTEND with a token and a ttl for each lock: see ``extend``."""
         config = self.admit() if config is None else config
-        args = [config, token, ttl_ms]
+        args = [config, *[word for pair in tokens_and_ttls for word in pair]]
         keys = [*self.locks, self.meta, self.releases]
         return self.run(scripts.EXTEND, keys, args)
 

@@ -124,6 +124,60 @@ def test_cancel_request_for_one_key_reaches_the_holder(pair: Subject, key: str) 
     assert pair.extend() == [GRANTED, 0, b"task[id]"]
 
 
+# -- EXTEND of several leases ------------------------------------------------------
+
+
+@pytest.fixture
+def leases(subject: Subject) -> Subject:
+    """Give a node with the locks of ``a`` and ``b``, each of a lease of its own."""
+    for key, token in (("a", TOKEN), ("b", OTHER)):
+        subject.take_several(key)
+        assert subject.acquire(token, ttl_ms=SHORT * 100)[0] == GRANTED
+    subject.take_several("a", "b")
+    return subject
+
+
+def test_extend_renews_several_leases(leases: Subject) -> None:
+    """Each is renewed for its own ttl, and keeps its value."""
+    before = values(leases)
+
+    assert leases.extend_each((TOKEN, TTL), (OTHER, 2 * TTL)) == [GRANTED, 0]
+
+    first, second = [leases.pttl(lock) for lock in leases.locks]
+    assert SHORT * 100 < first <= leases.longest(TTL) < second
+    assert values(leases) == before
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_extend_renews_no_lease_beside_a_lost_one(leases: Subject, number: int) -> None:
+    """A lock that is missing, or that another client has, leaves the others alone."""
+    there = leases.locks[1 - number]
+    tokens = [TOKEN, OTHER]
+
+    leases.delete(leases.locks[number])
+    assert leases.extend_each(*[(one, TTL) for one in tokens])[0] in (FREE, TAKEN)
+    leases.set(leases.locks[number], value(7, "base-c.try-1"))
+    assert leases.extend_each(*[(one, TTL) for one in tokens])[0] == TAKEN
+    assert leases.pttl(there) <= leases.longest(SHORT * 100)
+
+
+@pytest.mark.parametrize(("key", "token"), [("a", TOKEN), ("b", OTHER)])
+def test_extend_of_several_leases_tells_a_cancel_request(
+    leases: Subject, key: str, token: str
+) -> None:
+    """Of whichever of them it is."""
+    leases.take_several(key)
+    leases.request_cancel(token, who="task[id]")
+    leases.take_several("a", "b")
+
+    reply = leases.extend_each((TOKEN, TTL), (OTHER, TTL))
+
+    assert reply == [GRANTED, 0, b"task[id]"]
+
+
+# -- RESTORE, RAISE_FENCE and RELEASE ----------------------------------------------
+
+
 def test_restore_writes_every_lock(pair: Subject) -> None:
     """Those that are missing are written, and all counters are raised."""
     pair.acquire()

@@ -331,20 +331,22 @@ def _extension_recreates() -> _Patches:
         node: Keyspace, keys: list[bytes], args: list[bytes], _right: _Right
     ) -> Any:
         *locks, _, _ = keys
-        _, token, ttl_ms = args
-        for lock in locks:
+        _, *owners = args
+        renewed = [*zip(locks, owners[::2], owners[1::2], strict=True)]
+        for lock, token, _ in renewed:
             value = node.get(lock)
             if value is not None and not value.startswith(token):
                 return inspect(INSPECT, locks, [], node)
-        for lock in locks:
+        for lock, token, ttl_ms in renewed:
             value = node.get(lock) or token + b"\n1\n"
             node.set(lock, value, px=int(ttl_ms))
         return [GRANTED, 0]
 
     def renew(self: Extension, votes: int) -> None:
         self.result = True
-        self.lease.until = end_of_validity(self.started_at, self.lease.ttl)
-        self.lease.votes = votes
+        for one in self.leases:
+            one.until = end_of_validity(self.started_at, one.ttl)
+            one.votes = votes
 
     return [
         *_instead("extend", extend),

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.locks.lease import Holder
 from celery_redlock.members.view import CLOSED
-from celery_redlock.scripts import ALL_SCRIPTS, GRANTED, INITIALIZE, JOIN
+from celery_redlock.scripts import ALL_SCRIPTS, EXTEND, GRANTED, INITIALIZE, JOIN
 from celery_redlock.scripts.keys import Keys
 from celery_redlock.testing import MemoryNode
 from tests.simulation.world import EPOCH
 
 if TYPE_CHECKING:
     from celery_redlock.members.view import View
+    from celery_redlock.scripts import Script
     from tests.simulation.network import Connection
     from tests.simulation.oracles import Oracle
     from tests.simulation.world import World
@@ -140,7 +141,11 @@ class Server:
         first = 3 + int(command[2])
         keys, args = command[3:first], command[first:]
         reply = self.node.execute(script, keys, args)
-        self.oracle.executed(self, connection, script, keys, args, reply)
+        calls = _calls_in(script, keys, args)
+        if calls[1:]:
+            self.oracle.count("renewed together")
+        for its_keys, its_args in calls:
+            self.oracle.executed(self, connection, script, its_keys, its_args, reply)
         return reply
 
     def _look(self, command: bytes, name: bytes = b"", *args: bytes) -> Any:
@@ -326,6 +331,22 @@ class Server:
     @_entries.setter
     def _entries(self, entries: dict[bytes, Any]) -> None:
         self.node.redis._entries = entries  # noqa: SLF001
+
+
+def _calls_in(
+    script: Script, keys: list[bytes], args: list[bytes]
+) -> list[tuple[list[bytes], list[bytes]]]:
+    """Return KEYS and ARGV of a script; of EXTEND, as it would be for each lease."""
+    if script is not EXTEND:
+        return [(keys, args)]
+    *locks, meta, releases = keys
+    view, *owners = args
+    found: dict[bytes, tuple[list[bytes], list[bytes]]] = {}
+    for lock, token, ttl_ms in zip(locks, owners[::2], owners[1::2], strict=True):
+        its_keys, its_args = found.setdefault(token, ([], [view]))
+        its_keys.append(lock)
+        its_args += [token, ttl_ms]
+    return [([*its_keys, meta, releases], args) for its_keys, args in found.values()]
 
 
 def _copied(entries: dict[bytes, Any]) -> dict[bytes, Any]:

@@ -32,7 +32,7 @@ EVENTS = (
     *("fault death at operation killed", "fault interrupt at operation"),
     *("fault clock step", "renewed", "lost", "dropped"),
     *("released for a dead client", "released by a call"),
-    *("extend granted", "extend free", "extend taken"),
+    *("extend granted", "extend free", "extend taken", "renewed together"),
     *("restore granted", "restore taken", "raise_fence granted", "raise_fence free"),
     *("release 0", "release 1", "inspect free", "inspect taken"),
     *("counters granted", "counters quarantined", "counters unsynced"),

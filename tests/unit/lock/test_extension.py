@@ -133,7 +133,7 @@ def test_extension_confirmed_too_late_does_not_count(site: Site, lease: Lease) -
 
 def test_extension_never_shortens(site: Site, lease: Lease) -> None:
     """Of two renewals under way, the one that began later decides."""
-    early = site.redlock.extension(lease)
+    early = site.redlock.extension([lease])
     site.nodes.send(early.request)
     site.clock.advance(1.0)
     site.redlock.extend(lease)
@@ -158,7 +158,7 @@ def test_extension_leaves_a_successor_alone(site: Site, lease: Lease) -> None:
 
 def test_renewal_is_not_sent_once_release_began(site: Site, lease: Lease) -> None:
     """The transport asks at the moment of sending: no release can come between."""
-    extension = site.redlock.extension(lease)
+    extension = site.redlock.extension([lease])
     site.redlock.release(lease)
 
     site.nodes.send(extension.request)
@@ -171,7 +171,7 @@ def test_renewal_is_not_sent_once_release_began(site: Site, lease: Lease) -> Non
 def test_extension_is_open_until_done_or_out_of_time(site: Site, lease: Lease) -> None:
     """A caller with many renewals under way judges each again and again."""
     site.nodes.freeze()
-    extension = site.redlock.extension(lease)
+    extension = site.redlock.extension([lease])
     site.nodes.send(extension.request)
     assert extension.cancelled_by == ""
 
@@ -213,11 +213,11 @@ def test_extension_tells_which_newcomer_asked_the_holder_to_end(
     site: Site, lease: Lease, stored: bytes, named: str
 ) -> None:
     """One node that knows of it is enough, and unreadable names end no renewal."""
-    before = site.redlock.extension(lease)
+    before = site.redlock.extension([lease])
     before.carry_through()
     ask_to_end(site.nodes, 1, stored)
 
-    after = site.redlock.extension(lease)
+    after = site.redlock.extension([lease])
 
     assert after.carry_through()
     assert (before.cancelled_by, after.cancelled_by) == ("", named)
@@ -310,7 +310,7 @@ def test_restore_is_not_sent_after_the_validity_ended(site: Site, lease: Lease) 
 def test_restore_is_not_sent_once_release_began(site: Site, lease: Lease) -> None:
     """It would revive a released lock, and no client would release it again."""
     forget(site.nodes, 0, 1, 2)
-    extension = site.redlock.extension(lease)
+    extension = site.redlock.extension([lease])
     restore = restore_of(site, extension)
 
     site.redlock.release(lease)
@@ -327,7 +327,7 @@ def test_restore_and_extension_make_a_majority_together(site: Site) -> None:
     site.nodes.freeze(3, 4)
     lease = site.redlock.acquire("k")
     forget(site.nodes, 2)
-    extension = site.redlock.extension(lease)
+    extension = site.redlock.extension([lease])
     restore = restore_of(site, extension)
     site.nodes.freeze(0, 1)
     before = site.clock.monotonic()
@@ -346,7 +346,7 @@ def test_restore_fails_if_both_together_are_no_majority(site: Site) -> None:
     site.nodes.freeze(3, 4)
     lease = site.redlock.acquire("k")
     forget(site.nodes, 1, 2)
-    extension = site.redlock.extension(lease)
+    extension = site.redlock.extension([lease])
     restore = restore_of(site, extension)
     site.nodes.freeze(2)
 
@@ -364,7 +364,7 @@ def test_restore_is_tried_once_in_a_renewal(site: Site, lease: Lease) -> None:
     assert site.redlock.extend(lease)
     for index in (1, 2, 3):
         put(site.nodes, index, "other.1")
-    extension = site.redlock.extension(lease)
+    extension = site.redlock.extension([lease])
     restore = restore_of(site, extension)
 
     site.nodes.send(restore)
@@ -412,7 +412,7 @@ def test_extension_is_repeated_with_the_view_that_nodes_told(
 
 def test_extension_is_repeated_once(site: Site, lease: Lease) -> None:
     """A view that the nodes refuse again is left to the next renewal."""
-    extension, label = site.redlock.extension(lease), site.nodes.labels[0]
+    extension, label = site.redlock.extension([lease]), site.nodes.labels[0]
     for number in (1, 2):
         newer = view_of(site.redlock).with_newcomer(label, f"{number}f")
         configure(site.nodes, newer, *range(5))

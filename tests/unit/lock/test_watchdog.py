@@ -89,15 +89,87 @@ def test_renewal_is_one_exchange_for_all_leases(site: Site) -> None:
     assert set(site.told.instants) == {site.told.instants[0]}
 
 
+def test_usual_leases_are_renewed_by_one_request(site: Site) -> None:
+    """A lease of several keys, which it loses or keeps together, has one of its own."""
+    leases = [site.watched(key) for key in ("a", "b", "c")]
+    several = site.redlock.acquire(["d", "e"])
+    site.watchdog.watch(several, on_renewed=site.told.on_renewed)
+    site.nodes.asked.clear()
+
+    site.renew_for(TTL / 3 + 0.05)
+
+    assert {lease for lease, _, _ in site.told.renewed} == {*leases, several}
+    assert asked(site.nodes) == ["extend", "extend"]
+    assert [lease.remaining() for lease in leases] == pytest.approx(
+        [VALIDITY - 0.05] * 3
+    )
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_lock_that_a_node_lacks_is_restored_beside_others(
+    site: Site, *, late: bool
+) -> None:
+    """At once, or with the next renewal, if the node says so too late."""
+    leases = [site.watched(key) for key in ("a", "k", "c")]
+    forget(site.nodes, 4)
+    if late:
+        site.nodes.freeze(4)
+
+    site.renew_for(TTL / 3 + 0.05)
+    assert {lease for lease, _, _ in site.told.renewed} == {*leases}
+    site.nodes.thaw()
+    site.renew_for(TTL / 3 if late else 0.0)
+    assert holders(site.nodes) == [leases[1].token] * 5
+
+    site.renew_for(2 * TTL / 3)
+    site.nodes.asked.clear()
+    site.renew_for(TTL / 3)
+    assert asked(site.nodes) == ["extend"]
+
+
+def test_lease_that_is_lost_ends_alone(site: Site) -> None:
+    """The others that were to be renewed with it are renewed at the same instant."""
+    first, lost, last = [site.watched(key) for key in ("a", "k", "c")]
+    for index in range(3):
+        put(site.nodes, index, "other.1", ttl_ms=100_000)
+
+    site.renew_for(TTL - 0.01)
+
+    assert [lease for lease, _ in site.told.lost] == [lost]
+    renewed = [(lease, instant) for lease, _, instant in site.told.renewed]
+    thirds = [1000.0 + TTL / 3, 1000.0 + 2 * TTL / 3]
+    for lease in (first, last):
+        assert [at for one, at in renewed if one is lease] == pytest.approx(
+            thirds, abs=0.001
+        )
+    assert len(renewed) == 4
+
+
+def test_cancel_request_is_told_to_its_lease_alone(site: Site) -> None:
+    """Also where it is renewed together with others."""
+    told: list[Lease] = []
+    leases = [site.watched(key, on_cancelled=told.append) for key in ("a", "b", "c")]
+    for node in site.nodes.nodes:
+        redis = node.memory.redis
+        value = redis.get(b"redlock:lock:b") or b""
+        redis.set(b"redlock:lock:b", value + b"\ncancelled task[id]", px=10_000)
+
+    site.renew_for(TTL)
+
+    assert told == [leases[1]]
+    assert [lease.cancelled_by for lease in leases] == ["", "task[id]", ""]
+    assert len(site.told.renewed) == 6
+
+
 def test_renewal_of_many_leases_lets_other_requests_in_between(site: Site) -> None:
-    """At most 256 are sent at once; all leases are renewed."""
-    leases = [site.watched(f"k{number}") for number in range(600)]
+    """At most 500 are renewed at once, 100 by one request; all leases are renewed."""
+    leases = [site.watched(f"k{number}") for number in range(1200)]
     site.clock.advance(TTL / 3 + 0.001)
     site.nodes.asked.clear()
 
     site.watchdog.step()
 
-    assert asked(site.nodes).count("extend") == 256
+    assert asked(site.nodes).count("extend") == 5
     site.renew_for(1.0)
     assert {lease for lease, _, _ in site.told.renewed} == set(leases)
 
@@ -448,6 +520,20 @@ def test_loss_is_announced_in_time_while_its_renewal_waits(busy: BusySite) -> No
     assert busy.told.lost[0][1] == pytest.approx(lease.until)
     busy.nodes.drain()
     assert asked(busy.nodes).count("extend") == 0
+
+
+def test_lease_that_ends_while_renewals_wait_hinders_no_other(
+    busy: BusySite,
+) -> None:
+    """They were to be renewed together. The one that is over is not renewed."""
+    short, long = busy.watched("short", 6.0), busy.watched("long", renew_every=2.0)
+    busy.nodes.send_at = 1008.0
+
+    busy.renew_for(9.0)
+
+    assert [lost for lost, _ in busy.told.lost] == [short]
+    assert {lease for lease, _, _ in busy.told.renewed} == {long}
+    assert long.is_valid()
 
 
 def test_losses_are_announced_in_time_behind_many_renewals(busy: BusySite) -> None:
