@@ -274,3 +274,34 @@ def test_page_about_a_pool(nodes: DevNodes, tmp_path: Path) -> None:
 
     assert pool.returncode == 0
     until_nothing_is_left(nodes)
+
+
+def test_page_about_asyncio(nodes: DevNodes, tmp_path: Path) -> None:
+    """Each block runs; `close_account` waits for who has the lock of the task."""
+    text = (PAGES / "asyncio.md").read_text("utf-8")
+    blocks = [code for language, code in blocks_of(text) if language == "python"]
+    program = f"""
+import asyncio
+from celery import Celery
+
+app = Celery(set_as_current=True)
+app.conf.redlock_nodes, app.conf.redlock_node_timeout = {nodes.urls!r}, {PATIENCE}
+{"".join(blocks)}
+
+async def main():
+    redlock = Redlock({nodes.urls!r}, node_timeout={PATIENCE})
+    await nightly(redlock)
+    await by_hand(redlock)
+    async with import_account.alock(1):
+        closing = asyncio.create_task(close_account(1))
+        await asyncio.sleep(0.1)
+        print(closing.done())
+    print(await closing)
+
+asyncio.run(main())
+"""
+
+    printed = end_of(sys.executable, "-c", program, cwd=tmp_path).stdout
+
+    assert re.fullmatch(r"\d+ \d\d\.\d+\nFalse\nNone\n", printed), printed
+    until_nothing_is_left(nodes)
