@@ -77,6 +77,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 def _database(url: str) -> dict[str, Any]:
     if not url:
+        VAR.mkdir(parents=True, exist_ok=True)
         return {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": VAR / "db.sqlite3",

@@ -1,8 +1,9 @@
-"""The example site as a process, and a browser."""
+"""The example site as a process, and its visitors: a program and a browser."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import signal
@@ -11,8 +12,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, Request, build_opener
 
 from celery_redlock.devnodes.processes import Process
 from tests.harness.programs import Ended, end_of
@@ -129,6 +133,40 @@ def open_site(var: Path, *options: str, report_seconds: float = 12.0) -> Iterato
     finally:
         process.kill()
     assert process.returncode == 0, process.logs()
+
+
+class Visitor:
+    """A visitor of the live page, who sends what its buttons send."""
+
+    def __init__(self, url: str) -> None:
+        self._url = f"{url}/live/"
+        self._opener = build_opener(HTTPCookieProcessor(CookieJar()))
+        page = self._opener.open(self._url).read().decode()
+        found = re.search(r'csrfmiddlewaretoken" value="(\w+)"', page)
+        assert found
+        self._token = found[1]
+
+    def state(self) -> Any:
+        """Return what the page shows."""
+        return json.load(self._opener.open(f"{self._url}state.json"))
+
+    def press(self, path: str, **fields: object) -> str:
+        """Press a button, and return what the page says."""
+        headers = {"Accept": "application/json", "X-CSRFToken": self._token}
+        headers["Referer"] = self._url
+        data = urlencode(fields).encode()
+        request = Request(self._url + path, data, headers)  # noqa: S310  (http)
+        done: str = json.load(self._opener.open(request))["done"]
+        return done
+
+    def wait(self, what: str, servers: int) -> None:
+        """Wait until so many servers vote, and locks are granted or are not."""
+
+        def is_so() -> bool:
+            state = self.state()
+            return (state["voting"], state["can_lock"]) == (servers, bool(servers))
+
+        until(is_so, PATIENCE, what=what)
 
 
 @contextlib.contextmanager

@@ -2,54 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
-from http.cookiejar import CookieJar
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode
-from urllib.request import HTTPCookieProcessor, Request, build_opener
 
 import pytest
 
 from celery_redlock.devnodes import STORES
-from tests.example.support import PATIENCE, open_site
+from tests.example.support import PATIENCE, Visitor, open_site
 from tests.harness.store_nodes import store_servers
 from tests.harness.waiting import until
-
-
-class Visitor:
-    """A visitor of the live page, who sends what its buttons send."""
-
-    def __init__(self, url: str) -> None:
-        self._url = f"{url}/live/"
-        self._opener = build_opener(HTTPCookieProcessor(CookieJar()))
-        page = self._opener.open(self._url).read().decode()
-        found = re.search(r'csrfmiddlewaretoken" value="(\w+)"', page)
-        assert found
-        self._token = found[1]
-
-    def state(self) -> Any:
-        """Return what the page shows."""
-        return json.load(self._opener.open(f"{self._url}state.json"))
-
-    def press(self, path: str, **fields: object) -> str:
-        """Press a button, and return what the page says."""
-        headers = {"Accept": "application/json", "X-CSRFToken": self._token}
-        headers["Referer"] = self._url
-        data = urlencode(fields).encode()
-        request = Request(self._url + path, data, headers)  # noqa: S310  (http)
-        done: str = json.load(self._opener.open(request))["done"]
-        return done
-
-    def wait(self, what: str, servers: int) -> None:
-        """Wait until so many servers vote, and locks are granted or are not."""
-
-        def is_so() -> bool:
-            state = self.state()
-            return (state["voting"], state["can_lock"]) == (servers, bool(servers))
-
-        until(is_so, PATIENCE, what=what)
 
 
 @pytest.mark.parametrize("kind", STORES)
