@@ -14,10 +14,12 @@ A claim belongs to its job alone, and the message of the job carries the key tha
 claimed. Workers release just this key: a worker of another version may compute another
 key for the call, or not know its task. The job is compared before its claim is kept or
 released, and a copy of the job that is republished takes it again, if it is the key of
-the call. If the result of a
-job says that it has ended, the next publisher takes over its claim. A job that *runs*
-needs no claim, since its lock shows it. A job that *has succeeded* is noted for the
-time of the cool-down, before its lock is released.
+the call. The claim names the run that has republished the job, since a node that was
+away may get the release of an earlier run later.
+
+If the result of a job says that it has ended, the next publisher takes over its claim.
+A job that *runs* needs no claim, since its lock shows it. A job that *has succeeded* is
+noted for the time of the cool-down, before its lock is released.
 
 Claims deduplicate jobs that wait. They are best effort and no mutual exclusion. They
 cost one round trip, and if no majority answers, the message is sent without a claim. If
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 
 
 PENDING = 10.0  # seconds of a claim whose message is on its way
+_FIRST = "0"  # the run that has sent a job: none, but its publisher
 _TRIES = 5  # while votes are split
 _MS = 1000
 _PHASES = {"queued": "waits in the queue", "succeeded": "has just succeeded"}
@@ -196,12 +199,17 @@ class Claims:
             took = clock.monotonic() - began
             clock.sleep(delay_after(failure, tries, ttl=1.0, took=took))
 
-    def retake(self, key: str, job: Holder, seconds: float) -> None:
+    def retake(
+        self, key: str, job: Holder, seconds: float, *, follows: str = ""
+    ) -> None:
         """Claim the call for a job that is republished, if no other job has it.
 
-        Does not wait for replies: the job is republished in any case.
+        Does not wait for replies: the job is republished in any case. ``follows`` is
+        the run that republishes it, as its header says.
         """
-        request = self._request(key, job, seconds, at_lock=False, at_cooldown=False)
+        request = self._request(
+            key, job, seconds, at_lock=False, at_cooldown=False, follows=follows
+        )
         self._nodes.send(request)
 
     def keep(self, key: str, task_id: str, seconds: float) -> None:
@@ -213,15 +221,22 @@ class Claims:
         args = [self._redlock.guard.config, task_id, round(seconds * _MS)]
         self._nodes.tell(KEEP_CLAIM, keys, args)
 
-    def release(self, key: str, task_id: str, task: str = "") -> None:
+    def release(
+        self, key: str, task_id: str, task: str = "", *, follows: str | None = None
+    ) -> None:
         """Release the claim of a job, if it has one. Twice is harmless.
 
         Does not wait for replies. A node that is away gets it when it reconnects.
 
         Where a message names key and job, the claim must be of this task: any client of
-        the broker can write a message.
+        the broker can write a message. A message also says which run it ``follows``, ""
+        for none: a node that was away keeps the claim that the job has taken for a
+        later run. With None it is a claim for any run.
         """
-        names, words = [self._keys.claim(key)], [task_id, task]
+        words = [task_id, task]
+        if follows is not None:
+            words.append(follows or _FIRST)
+        names = [self._keys.claim(key)]
         self._nodes.tell(RELEASE_CLAIM, names, words, resend_for=RESEND_FOR)
 
     # -- for operators -----------------------------------------------------------
@@ -279,8 +294,15 @@ class Claims:
 
     # -- requests --------------------------------------------------------------------
 
-    def _request(
-        self, key: str, job: Holder, seconds: float, *, at_lock: bool, at_cooldown: bool
+    def _request(  # noqa: PLR0913  (keyword-only)
+        self,
+        key: str,
+        job: Holder,
+        seconds: float,
+        *,
+        at_lock: bool,
+        at_cooldown: bool,
+        follows: str = "",
     ) -> ScriptRequest:
         holder_info, ttl_ms = f"{job.info()}\nqueued", round(seconds * _MS)
         keys, checks = self._keys, (int(at_lock), int(at_cooldown))
@@ -295,6 +317,7 @@ class Claims:
                 ttl_ms,
                 *checks,
                 together_lines(key),
+                follows or _FIRST,
             ],
         )
 

@@ -5,6 +5,7 @@
 -- ARGV  1 view  2 job  3 holder_info  4 ttl_ms  5 check_lock (0 or 1)
 --       6 check_cooldown (0 or 1)  7 together: the lines of a lock's value that name
 --       several keys (empty: one key). A lock with others is not of the same call
+--       8 follows: the run that has sent this job again; '0' or none: its publisher did
 -- Returns {GRANTED, 0}, {TAKEN, value, ttl_ms} whose value begins with the other job,
 --         {QUARANTINED, ms}, {UNSYNCED, identity}, {MISCONFIGURED, config} or
 --         {EVICTS, policy}
@@ -13,6 +14,7 @@
 local claim, lock, cooldown, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local view, job, holder_info, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local check_lock, check_cooldown, together = ARGV[5], ARGV[6], ARGV[7]
+local follows = ARGV[8] or '0'
 
 local refused = refusal(read_state(meta), view)
 if refused then return refused end
@@ -40,5 +42,5 @@ value = value and keys_in(value) == together and of_other_job(value)
 if value then return {TAKEN, value, redis.call('PTTL', lock)} end
 value = check_cooldown == '1' and of_other_job(redis.call('GET', cooldown))
 if value then return {TAKEN, value, redis.call('PTTL', cooldown)} end
-redis.call('SET', claim, job .. '\n0\n' .. holder_info, 'PX', ttl_ms)
+redis.call('SET', claim, job .. '\n' .. follows .. '\n' .. holder_info, 'PX', ttl_ms)
 return {GRANTED, 0}

@@ -84,8 +84,6 @@ class Call:
         except BaseException:
             end_place_and_claim(task.app, header, request.id, task.name)
             raise
-        if options.task.is_claimed and not header.claim:
-            header = header._replace(claim=key)  # the project has replaced the headers
         if header.slot and request.parent_id:
             header = header._replace(slot="")  # that of the task that has sent it
         has_order = task.lock_options.registers_successors or options.task.has_backlog

@@ -88,8 +88,9 @@ class LineEntry:
         """Leave the backlog and release the claim: the call begins, or has ended."""
         self.leave_backlog()
         call = self.call
-        if claim := call.header.claim:
-            release_claim(call.runtime, claim, call.id, call.task.name)
+        key = call.key if call.options.task.is_claimed else ""
+        if call.header.claim or key:
+            release_claim(call.task.app, call.header, call.id, call.task.name, key)
 
     def withdraw(self) -> None:
         """Leave the register: the call ends unrun, or runs without the lock."""

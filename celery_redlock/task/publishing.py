@@ -75,7 +75,6 @@ if TYPE_CHECKING:
     from celery import Celery
     from celery.app.task import Context
 
-    from celery_redlock.app.runtime import Runtime
     from celery_redlock.options.lock_options import ResolvedOptions
     from celery_redlock.task.message import SentMessage
 
@@ -123,7 +122,7 @@ class Claim:
     def release(self) -> None:
         """Release the claim; another job of the call is then no duplicate."""
         if self.key:
-            self._claims.release(self.key, self.task_id)
+            self._claims.release(self.key, self.task_id, follows="")
 
     def __repr__(self) -> str:
         return f"<Claim {shown(self.key)} of {self.task_id}>"
@@ -289,7 +288,8 @@ def _with_claim_retaken(
     seconds = _seconds_to_wait(task, options)
     claimed = header.claim or key
     if claimed == key:
-        claims.retake(key, _job(task, task_id), seconds)
+        job = _job(task, task_id)
+        claims.retake(key, job, seconds, follows=header.follows)
     else:
         claims.keep(claimed, task_id, seconds)
     return {**options, "headers": with_fields(headers, claim=claimed)}
@@ -421,10 +421,18 @@ def seconds_until(task: Task, when: object) -> float | None:
 # -- in a worker --------------------------------------------------------------------
 
 
-def release_claim(runtime: Runtime, key: str, task_id: str, task: str) -> None:
-    """Release the claim that a message carries, if it carries one."""
-    if key:
-        Claims(runtime.redlock).release(key, task_id, task)
+def release_claim(
+    app: Celery, header: TaskHeader, task_id: str, task: str, key: str = ""
+) -> None:
+    """Release the claim that a message carries, if it carries one.
+
+    A project may have replaced the headers. Then it is the claim of ``key``, that of
+    the call, for whichever run it was taken.
+    """
+    if claim := header.claim or key:
+        follows = header.follows if header.claim else None
+        claims = Claims(runtime_of(app).redlock)
+        claims.release(claim, task_id, task, follows=follows)
 
 
 def end_place_and_claim(
@@ -434,8 +442,8 @@ def end_place_and_claim(
     if header.place:
         redlock, in_order = runtime_of(app).redlock, bool(header.line)
         leave_backlog(redlock, header.place, task_id, in_order=in_order)
-    if header.claim and is_id(task):
-        release_claim(runtime_of(app), header.claim, task_id, task)
+    if is_id(task):
+        release_claim(app, header, task_id, task)
 
 
 def end_entries(
@@ -443,15 +451,14 @@ def end_entries(
 ) -> None:
     """End the place, the claim and the candidate of a call that will not come back.
 
-    A project may have replaced the headers: then the key of the claim is that of the
-    call. A call without a key has no claim.
+    A call without a key has no claim.
 
     Raises:
         FingerprintError: Its candidate cannot be found, since it has no key.
     """
     task_id = request.id or ""
     end_place_and_claim(task.app, header, task_id, task.name)
-    options, runtime = task.lock_options, runtime_of(task.app)
+    options = task.lock_options
     looks_for_claim = options.is_claimed and not header.claim
     if not (looks_for_claim or options.registers_successors):
         return
@@ -462,9 +469,9 @@ def end_entries(
             raise
         return
     if looks_for_claim:
-        release_claim(runtime, key, task_id, task.name)
+        release_claim(task.app, header, task_id, task.name, key)
     if options.registers_successors:
-        withdraw(runtime.redlock, key, task.name, task_id)
+        withdraw(runtime_of(task.app).redlock, key, task.name, task_id)
 
 
 def _end_entries_of_message(sender: Any, message: Any, **_: object) -> None:

@@ -673,6 +673,8 @@ def _publish(
         if task.typing:
             raise
         return send(args, kwargs, **options)
+    if _is_of_run(task, options) and (family := _family_of_run(task)):
+        options["headers"] = with_fields(options.get("headers"), follows=family)
     message = SentMessage(task, key, args, kwargs)
     send = functools.partial(_sent, task, send, args, kwargs)
     send = functools.partial(message.send, send)
@@ -694,18 +696,21 @@ def _sent(task: Task, send: Callable[..., Any], /, *args: Any, **options: Any) -
     one, whose header says that it follows this run. If it could not be sent, the claim
     that was taken for it ends.
     """
-    task_id = options.get("task_id")
-    if not task_id or not (task_id == task.request.id or options.get(_REPLACES)):
+    if not _is_of_run(task, options):
         return with_conflict(send(*args, **options))
-    if family := _family_of_run(task):
-        options["headers"] = with_fields(options.get("headers"), follows=family)
     try:
         with confirmed(task.app) as sure:
             return with_conflict(send(*args, **options | sure))
     except BaseException:
-        if claim := TaskHeader.read(options.get("headers")).claim:
-            release_claim(runtime_of(task.app), claim, task_id, task.name)
+        header = TaskHeader.read(options.get("headers"))
+        release_claim(task.app, header, options["task_id"], task.name)
         raise
+
+
+def _is_of_run(task: Task, options: Mapping[str, Any]) -> bool:
+    """Tell whether the call that runs here is sent once more, or replaced."""
+    task_id = options.get("task_id")
+    return bool(task_id and (task_id == task.request.id or options.get(_REPLACES)))
 
 
 def _family_of_run(task: Task) -> str:

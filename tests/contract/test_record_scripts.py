@@ -58,13 +58,19 @@ def holder_info(job: str, phase: str = "queued") -> str:
     return f"send_invoice\n{job}\nhost\n4711\n1.5\n{phase}"
 
 
-def claim(
-    subject: Subject, job: str, *, at: str = "", ttl_ms: int = TTL, together: str = ""
+def claim(  # noqa: PLR0913  (keyword-only, one for each argument of the script)
+    subject: Subject,
+    job: str,
+    *,
+    at: str = "",
+    ttl_ms: int = TTL,
+    together: str = "",
+    follows: str = "0",
 ) -> Any:
     """Run CLAIM, on a node that votes; ``at`` names which other keys it checks."""
     keys = [*(key(subject, kind) for kind in KINDS), subject.meta]
     checks = [int(kind in at) for kind in KINDS[1:]]
-    args = [subject.admit(), job, holder_info(job), ttl_ms, *checks, together]
+    args = [subject.admit(), job, holder_info(job), ttl_ms, *checks, together, follows]
     return subject.run(CLAIM, keys, args)
 
 
@@ -124,6 +130,25 @@ def test_claim_is_released_for_its_own_task_alone(
 
     assert reply == ([GRANTED, 0] if is_released else [FREE])
     assert (subject.pttl(key(subject)) == NO_KEY) is is_released
+
+
+@pytest.mark.parametrize(
+    ("claimed_for", "released_for", "is_released"),
+    [
+        *(("0", "0", True), ("0", "run-1", True), ("run-1", "run-1", True)),
+        *(("run-1", "0", False), ("run-2", "run-1", False), ("run-1", "", True)),
+    ],
+)
+def test_claim_is_released_for_its_own_run_alone(
+    subject: Subject, claimed_for: str, released_for: str, *, is_released: bool
+) -> None:
+    """A release that comes late leaves the claim that a retry has taken meanwhile."""
+    claim(subject, "job-1", follows="0")
+    claim(subject, "job-1", follows=claimed_for)
+
+    reply = subject.run(RELEASE_CLAIM, [key(subject)], ["job-1", "", released_for])
+
+    assert reply == ([GRANTED, 0] if is_released else [FREE])
 
 
 def test_claim_checks_the_lock_on_request(subject: Subject) -> None:

@@ -23,7 +23,7 @@ from celery_redlock.policies import (
     Skip,
     Wait,
 )
-from celery_redlock.scripts import CLAIM
+from celery_redlock.scripts import CLAIM, RELEASE_CLAIM
 from celery_redlock.testing import FakeNodes, SignalRecorder
 from tests.unit.lock.support import args_of, asked
 from tests.unit.tasks.support import HOUR, LONG, Worker
@@ -491,6 +491,25 @@ def test_claim_is_taken_again_by_a_job_that_retries_itself(worker: Worker) -> No
 
     assert run.stored == states.RETRY
     assert worker.claims() == {first.id: pytest.approx(HOUR + 30)}
+    assert task.delay().id == first.id
+    worker.run(task, id=first.id, retries=1)
+    assert worker.claims() == {}
+
+
+def test_claim_of_a_retry_outlives_a_late_release_of_the_run_before(
+    worker: Worker,
+) -> None:
+    """A node may be away when the body begins, and back when its retry waits."""
+    task = retrying(worker)
+    first = task.delay()
+    worker.run(task, id=first.id)
+    (released,) = [
+        one for one in worker.nodes.asked if one.script.name == RELEASE_CLAIM.name
+    ]
+
+    worker.nodes.send(released.again())
+
+    assert list(worker.claims()) == [first.id]
     assert task.delay().id == first.id
     worker.run(task, id=first.id, retries=1)
     assert worker.claims() == {}
