@@ -82,6 +82,14 @@ class EndedAsRevoked(Ignore):  # type: ignore[misc]
         return str(self.args[0])
 
 
+class EndedEagerly(Ignore):  # type: ignore[misc]
+    """Ends an eager call as revoked: `SingletonTask.apply` makes its result."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def comes_back(error: BaseException) -> bool:
     """Tell whether a call whose copy ends in this error comes back."""
     return isinstance(error, (Retry, RepublishedUnseen))
@@ -119,13 +127,13 @@ def was_refused(error: object) -> bool:
 
 
 def end_as_revoked(call: Call, error: Exception, **facts: Any) -> Ignore:
-    """Store REVOKED with the error, which ``result.get()`` raises.
+    """End a call as REVOKED, with the error, which ``result.get()`` raises.
 
     Returns the exception to raise: after it Celery leaves the result alone. The facts
     are further fields of the event ``task-revoked``.
     """
     if call.request.is_eager:
-        return Ignore(str(error))
+        return EndedEagerly(error)
     call.task.backend.mark_as_failure(
         call.id,
         error,

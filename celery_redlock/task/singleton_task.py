@@ -35,6 +35,8 @@ from typing import (
 from celery import Task
 from celery._state import get_current_task, get_current_worker_task
 from celery.exceptions import Ignore, Reject, Retry
+from celery.result import EagerResult
+from celery.states import REVOKED
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.app import worker_hooks
@@ -68,7 +70,7 @@ from celery_redlock.settings import setting_in
 from celery_redlock.task.announcement import send_announced, send_in_order
 from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.call import Call
-from celery_redlock.task.ends import end_refused
+from celery_redlock.task.ends import EndedEagerly, end_refused
 from celery_redlock.task.execution import Execution, State, TaskLock, running
 from celery_redlock.task.header import (
     TaskHeader,
@@ -536,11 +538,16 @@ class SingletonTask(_Base[P, R]):
     def apply(self, *args: Any, **options: Any) -> _Result[R]:
         """Run the call here, as Celery does; the ``conflict`` of its result is None.
 
+        The result of a skipped call is REVOKED, as a worker stores it.
+
         Raises:
             ConfigurationError: There is a lock option among ``options``. Nothing ran.
         """
         _refuse_lock_options(self, "apply", options, "Nothing ran.")
-        result: _Result[R] = with_conflict(super().apply(*args, **options))
+        made = super().apply(*args, **options)
+        if isinstance(end := getattr(made, "result", None), EndedEagerly):
+            made = EagerResult(made.id, end.error, REVOKED, name=self.name)
+        result: _Result[R] = with_conflict(made)
         return result
 
     def replace(self, sig: Any) -> Any:

@@ -134,7 +134,7 @@ def assert_skipped(result: Any, *, timeout: float = 10.0) -> BaseException:
 
     Returns:
         The reason, which names the holder: a `DuplicateTask`, or `QuorumUnreachable`
-        for ``on_backend_error="skip"``. From ``apply`` it is Celery's ``Ignore``.
+        for ``on_backend_error="skip"``.
     """
     conflict = getattr(result, "conflict", None)
     if conflict and conflict.holder and result.id == conflict.holder.task_id:
@@ -153,9 +153,7 @@ def assert_skipped(result: Any, *, timeout: float = 10.0) -> BaseException:
             "Does a worker run, and does the task keep its result?"
         ) from error
     state, why = result.state, result.result
-    # An eager call stores no result, so Celery reports it as ignored.
-    reason = LockUnavailable if state == "REVOKED" else BaseException
-    if state in {"REVOKED", "IGNORED"} and isinstance(why, reason):
+    if state == "REVOKED" and isinstance(why, LockUnavailable):
         return why
     raise AssertionError(
         f"{result!r} was not skipped: it ended as {state} with {why!r}."

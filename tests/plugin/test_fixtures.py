@@ -104,7 +104,7 @@ def test_skipped_eager_call_is_recognised(redlock_fake: FakeNodes, task: Any) ->
     with held_elsewhere(task, KEY):
         error = assert_skipped(task.apply((KEY,)))
 
-    assert isinstance(error, Ignore)
+    assert isinstance(error, DuplicateTask)
     assert "elsewhere" in str(error)
 
 

@@ -260,16 +260,22 @@ def test_error_of_a_policy_keeps_its_traceback(worker: Worker) -> None:
     assert "in choose" in outcome.retval.traceback
 
 
-def test_call_without_a_worker_is_ignored(worker: Worker) -> None:
-    """Code that builds a tracer of its own gets Celery's own exception."""
-    worker.app.conf.redlock_eager = True
+@pytest.mark.parametrize("is_always", [False, True])
+def test_eager_call_that_is_skipped_ends_as_in_a_worker(
+    worker: Worker, *, is_always: bool
+) -> None:
+    """It is REVOKED, and names the holder; what a chain sends next does not run."""
+    worker.app.conf.update(task_always_eager=is_always, redlock_eager=True)
     task = worker.leased_job()
 
     with worker.held():
-        result = task.apply()
+        result = task.delay() if is_always else task.apply()
+        with pytest.raises(DuplicateTask):
+            (task.si() | task.si()).apply()
 
-    assert result.state == states.IGNORED
-    assert isinstance(result.result, Ignore)
+    assert result.state == states.REVOKED
+    with pytest.raises(DuplicateTask, match="other-id"):
+        result.get()
 
 
 # -- options of Celery about errors ------------------------------------------------
