@@ -56,8 +56,7 @@ def dev(
             session.tell(_lines(what, running.urls, max_ttl), lambda: document)
             while True:
                 SYSTEM_CLOCK.sleep(_LONGEST_SLEEP)
-    whose = "Its" if len(servers.nodes) == 1 else "Their"
-    session.say("", f"Stopped {what}. {whose} data are lost.")
+    session.say("", "Everything is stopped, and the data are lost.")
 
 
 def _lines(what: str, urls: Sequence[str], max_ttl: float) -> list[str]:

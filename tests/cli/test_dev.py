@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import redis
 from celery import Celery
 
 from celery_redlock.devnodes import STORES
@@ -73,6 +75,23 @@ def test_dev_prints_settings_that_can_be_pasted(
     exec(pasted.replace("app.conf.", ""), settings)  # noqa: S102  (our own output)
     assert len(settings["redlock_nodes"]) == 2  # type: ignore[arg-type]
     assert settings["redlock_max_ttl"] == 40
+
+
+def test_dev_says_of_no_node_that_it_was_stopped_if_it_had_gone(
+    project: Project, redis_server: str
+) -> None:
+    """The last line counts no nodes: a user has ended one of them before."""
+    with project.start("dev", "--nodes", "2") as dev:
+        lines = [dev.line()]
+        while "Ctrl-C" not in lines[-1]:
+            lines.append(dev.line())
+        (url, *_) = re.findall(r"redis://[^\"']+", "".join(lines))
+        with redis.Redis.from_url(url) as node:
+            node.shutdown(nosave=True)
+        run = dev.interrupt()
+
+    assert run.code == 0, run.err
+    assert run.out.splitlines()[-1] == "Everything is stopped, and the data are lost."
 
 
 @pytest.mark.long
