@@ -12,7 +12,7 @@
                     └─────── resign ◄────┘ the lock is free at once
 
 The candidate takes every arrow in ``campaign``, which it calls again and again, or in
-``resign``. Nothing runs in the background, on purpose: a candidate whose loop hangs
+``resign``. Nothing renews in the background, on purpose: a candidate whose loop hangs
 does not renew, and loses its term to another candidate.
 
 =========================  ====================================================
@@ -46,6 +46,7 @@ from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.process import OfOneProcess
 from celery_redlock.basics.timing import seconds_text
 from celery_redlock.errors import LockContended, LockHeld, QuorumUnreachable
+from celery_redlock.locking import watchdog_of
 from celery_redlock.locks.lease import Holder, Lease, LeaseState, new_base
 from celery_redlock.records.standbys import StandbyList
 from celery_redlock.scripts.keys import key_of
@@ -147,6 +148,7 @@ class Elector(OfOneProcess):
         self.key = key_of([key])
         self.ttl = redlock.timing.checked(ttl)
         self._redlock = redlock
+        watchdog_of(redlock)  # it resends a release that a node has missed
         self._clock = redlock.clock
         self._name = name
         self._on_elected = on_elected
@@ -267,7 +269,7 @@ class Elector(OfOneProcess):
         release = self._redlock.release_request(
             self.key, lease.token, since=lease.started_at
         )
-        self._redlock.transport.send(release)
+        self._redlock.nodes.send(release)
         call_safely(self._on_resigned, term)
 
     # -- standing by -------------------------------------------------------------

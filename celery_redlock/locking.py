@@ -53,7 +53,6 @@ from celery_redlock.locks.lease import Lease, new_base
 from celery_redlock.locks.limits import wanted
 from celery_redlock.locks.watchdog import Watchdog
 from celery_redlock.scripts.keys import shown
-from celery_redlock.wire.steps import Ask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -511,7 +510,6 @@ class Hold:
     def _end(self, released: Lease | None) -> None:
         self.own, self._block, self._is_used = None, None, False
         if released is not None:
-            self._watchdog.resend_releases()
             self.on_released(released)
 
     def _release(self) -> None:
@@ -529,7 +527,8 @@ class Hold:
         elif self._may_be_granted:
             # Interrupted between the grant and the assignment: nodes may hold it.
             base = f"{self._base}."
-            yield Ask(self.redlock.release_request(self.key, base, self._limits))
+            release = self.redlock.release_request(self.key, base, self._limits)
+            yield from self.redlock.sending(release)
             self._base = new_base()  # it may reach a node after the next grant
 
     def give_up(self, lease: Lease) -> None:

@@ -500,7 +500,8 @@ class Redlock:
         Returns:
             How many nodes still held the lock for this lease, by the time that a
             majority had answered. All nodes are asked. A node that is away, or must
-            not vote, is asked when it is back.
+            not vote, is asked when it is back: with the next request of this service,
+            or by its watchdog, which a block, a task or an `Elector` has started.
         """
         return self.carry_out(self.releasing(lease, keep=keep))
 
@@ -537,8 +538,19 @@ class Redlock:
         request = self._release_request(
             locks, queues, lease.token, keep=keep, since=lease.started_at
         )
-        yield Ask(request)
-        return request.ballot.granted
+        return (yield from self.sending(request))
+
+    def sending(self, release: ScriptRequest) -> Steps[int]:
+        """Return the steps that send a release, and wait for a majority.
+
+        Their result says how many nodes held the lock until then. A node that does not
+        get it now gets it when it is back, also if the caller is interrupted.
+        """
+        try:
+            yield Ask(release)
+        finally:
+            self.nodes.see_to(release)
+        return release.ballot.granted
 
     def _keep_starts(self, lease: Lease) -> None:
         """Keep the permits for a start for one period from now on, the start."""
@@ -571,8 +583,7 @@ class Redlock:
         """
         at_once = tuple(limit for limit in limits if not limit.period)
         request = self.release_request(key, f"{base}.", at_once)
-        self.transport.ask(request)
-        return request.ballot.granted
+        return self.carry_out(self.sending(request))
 
     def release_request(
         self, key: str, prefix: str, limits: Limits = (), *, since: float = 0.0

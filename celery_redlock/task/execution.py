@@ -558,8 +558,8 @@ class Execution(TaskLock):
         drop_if_finished(self.call)
         self._dead = holder.token
         at_once = tuple(limit for limit in self._limits if not limit.period)
-        ask = self.redlock.release_request(self.key, holder.token, at_once)
-        self.redlock.transport.ask(ask)
+        release = self.redlock.release_request(self.key, holder.token, at_once)
+        self.redlock.carry_out(self.redlock.sending(release))
         log.warning(
             "%s was given to another process, and begins again there. Released its "
             "lock: process %d is gone.",

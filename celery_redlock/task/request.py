@@ -491,7 +491,6 @@ class RedlockRequest(Request):
             released = redlock.release_base(key, self._redlock_base, limits)
             if self.task.lock_options.registers_successors:
                 withdraw(redlock, key, self.task.name, self.id)
-            runtime.watchdog.resend_releases()
             self._tell_of_release(key, released)
 
     def _store_again(self, error: TimeLimitExceeded) -> None:
@@ -522,7 +521,6 @@ class RedlockRequest(Request):
                     limits = with_copies((permit[0],) if permit else (), self.id)
                     released = redlock.release_base(name, holder.base, limits)
                     self._tell_of_release(name, released)
-            runtime.watchdog.resend_releases()
 
     @contextmanager
     def _logged(self) -> Iterator[None]:

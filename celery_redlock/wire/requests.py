@@ -494,8 +494,8 @@ class Nodes:
             script, keys, args, done_when=done_when, resend_for=resend_for
         )
         self.transport.ask(request)
-        if self.resender and resend_for:
-            self.resender()
+        if resend_for:
+            self.see_to(request)
         return request
 
     def tell(
@@ -510,11 +510,15 @@ class Nodes:
         self.send(self.request(script, keys, args, resend_for=resend_for))
 
     def send(self, request: ScriptRequest) -> None:
-        """Send a request without waiting for replies.
+        """Send a request without waiting for replies."""
+        self.transport.send(request)
+        self.see_to(request)
+
+    def see_to(self, request: ScriptRequest) -> None:
+        """Have a request that was sent arrive where it must.
 
         The process may ask the nodes for nothing more. So the resender sees to what
         must arrive, and to what waits for a connection.
         """
-        self.transport.send(request)
         if self.resender and (request.resend_until or self.transport.has_pending):
             self.resender()

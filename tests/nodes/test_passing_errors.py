@@ -5,7 +5,9 @@ The services have nothing more to ask when they have sent it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +17,13 @@ import pytest
 import redis
 
 from celery_redlock.devnodes import DevNode, DevNodes
+from celery_redlock.election import Elector
 from celery_redlock.errors import QuorumUnreachable
 from celery_redlock.line.backlog import is_first, leave_backlog, number_in_backlog
 from celery_redlock.line.claims import Claims
-from celery_redlock.locking import lock, watchdog_of
+from celery_redlock.locking import Hold, lock, watchdog_of
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.redlock import Redlock
-from celery_redlock.locks.watchdog import Watchdog
 from tests.harness.tcp import Proxy
 from tests.nodes.support import (
     SHORT,
@@ -82,12 +84,12 @@ def busy(node: DevNode) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watched(nodes: DevNodes) -> Iterator[tuple[Redlock, Watchdog]]:
-    """Give a service that all nodes vote for, and its watchdog."""
+def watched(nodes: DevNodes) -> Iterator[Redlock]:
+    """Give a service that all nodes vote for, and which has a watchdog."""
     with client(nodes, ttl=60.0) as redlock:
         until_all_vote(redlock)
         watchdog = watchdog_of(redlock)
-        yield redlock, watchdog
+        yield redlock
         watchdog.stop()
 
 
@@ -99,13 +101,12 @@ def test_release_that_nodes_refuse_is_sent_again(
 ) -> None:
     """The lock is gone soon after they take writes again, and not after its ttl."""
     first, second, _ = three_nodes.nodes
-    with watched(three_nodes) as (redlock, watchdog):
+    with watched(three_nodes) as redlock:
         lease = redlock.acquire(key)
         until(lambda: redlock.inspect(key).votes == 3)
         with refuse(first), refuse(second):
             assert redlock.release(lease) <= 1
             assert redlock.transport.has_pending
-            watchdog.resend_releases()
 
         until_nothing_is_left(three_nodes, key)
         until(lambda: not redlock.transport.has_pending)
@@ -129,7 +130,7 @@ def test_claim_whose_release_nodes_refuse_is_released_later(
     three_nodes: DevNodes, key: str
 ) -> None:
     """No call waits for the reply, and the service is not used any more."""
-    with watched(three_nodes) as (redlock, _):
+    with watched(three_nodes) as redlock:
         claims, job = Claims(redlock), Holder.here(task="t", task_id="id")
         assert claims.take(key, job, at_lock=False, at_cooldown=False) is None
         claims.keep(key, "id", 50.0)
@@ -177,6 +178,85 @@ def test_block_that_gets_no_lock_leaves_none(three_nodes: DevNodes, key: str) ->
             line.mend()
 
         until(lambda: not locks(three_nodes, key), 15.0)
+
+
+def release(redlock: Redlock, key: str, cut: Callable[[], None]) -> None:
+    """Release a lock outside of a block."""
+    lease = redlock.acquire(key)
+    cut()
+    redlock.release(lease)
+
+
+def release_in_a_coroutine(redlock: Redlock, key: str, cut: Callable[[], None]) -> None:
+    """Release a lock outside of a block, in a coroutine."""
+
+    async def use() -> None:
+        lease = await redlock.aacquire(key)
+        cut()
+        await redlock.arelease(lease)
+
+    asyncio.run(use())
+
+
+def release_of_a_process(redlock: Redlock, key: str, cut: Callable[[], None]) -> None:
+    """Release the lock of another process, which is gone."""
+    lease = redlock.acquire(key)
+    cut()
+    redlock.release_base(key, Holder(lease.token).base)
+
+
+def resign(redlock: Redlock, key: str, cut: Callable[[], None]) -> None:
+    """End the term of a leader."""
+    elector = Elector(redlock, key)
+    assert elector.campaign()
+    cut()
+    elector.resign()
+
+
+def lose(redlock: Redlock, key: str, cut: Callable[[], None]) -> None:
+    """Find that the term of a leader has ended."""
+    elector = Elector(redlock, key, ttl=60.0)
+    term = elector.campaign()
+    assert term
+    term.lease.until = redlock.clock.monotonic()
+    cut()
+    elector._renew(term)  # noqa: SLF001  (it then stands by, and asks the nodes)
+
+
+def interrupted(redlock: Redlock, key: str, cut: Callable[[], None]) -> None:
+    """Interrupt a block between the grant of its lock and the assignment."""
+    hold = Hold(redlock, key)
+    hold._process = os.getpid()  # noqa: SLF001  (all that the block knows by then)
+    hold._is_used = hold._may_be_granted = True  # noqa: SLF001
+    redlock.acquire(key, base=hold._base)  # noqa: SLF001
+    cut()
+    hold.release()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [release, release_in_a_coroutine, release_of_a_process, resign, lose, interrupted],
+)
+def test_node_that_missed_a_release_gets_it_later(
+    three_nodes: DevNodes,
+    key: str,
+    end: Callable[[Redlock, str, Callable[[], None]], None],
+) -> None:
+    """The process asks the nodes for nothing more: the lock would stay for its ttl."""
+    with proxied(three_nodes, ttl=60.0) as (lines, redlock):
+        until_all_vote(redlock)
+        if end not in (resign, lose):  # an elector makes it
+            watchdog_of(redlock)
+
+        def cut() -> None:
+            until(lambda: len(locks(three_nodes, key)) == len(lines))
+            lines[0].cut()
+
+        end(redlock, key, cut)
+        lines[0].mend()
+
+        until(lambda: not locks(three_nodes, key), 15.0)
+        watchdog_of(redlock).stop()
 
 
 def test_node_that_was_away_for_long_hears_who_has_left_a_line(
