@@ -703,7 +703,7 @@ class _Connection(psycopg.Connection[Any]):
 
     def _late(self) -> str:
         late = f"did not answer within {self.patience:g} s"
-        return late if self.has_answered else f"accepted us and {late}; {_FULL_POOL}"
+        return late if self.has_answered else f"accepted us and {late}; {_POOLER}"
 
 
 def _driver_connection(connection: Any) -> Any:
@@ -899,9 +899,10 @@ _REMEDIES = {
         "correct its host in redlock_nodes, or check the name service"
     ),
 }
-_FULL_POOL = (
-    "look whether it hangs. A pooler in front of it may have no connection left: make "
-    "its pool larger (default_pool_size) than twice the number of processes"
+_POOLER = (
+    "look whether it hangs. A pooler in front of it may be paused: RESUME it. Or it "
+    "has no connection left: make its pool larger (default_pool_size) than twice the "
+    "number of processes"
 )
 _IT_RUNS = "it runs, and says so itself: look into its log"
 

@@ -132,6 +132,23 @@ def test_full_pool_is_told_with_its_remedy(start_pooler: Callable[[str], str]) -
         Store(url, 2.0)
 
 
+def test_paused_pooler_is_told_with_its_remedy(
+    start_pooler: Callable[[str], str],
+) -> None:
+    """It accepts clients and does not answer them, as one whose pool is too small."""
+    url = start_pooler("session\nadmin_users = redlock")
+    Store(url, 5.0).close()
+    console = url.removesuffix("postgres") + "pgbouncer"
+    with psycopg.connect(console, autocommit=True) as admin:
+        admin.execute("PAUSE")
+
+        with pytest.raises(StoreError, match="paused: RESUME it"):
+            Store(url, 2.0)
+
+        admin.execute("RESUME")
+    Store(url, 5.0).close()
+
+
 def test_doctor_tells_of_a_pooler(
     session_mode: str, postgresql_store: str, connect: Callable[[str], Redlock]
 ) -> None:
