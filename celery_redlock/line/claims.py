@@ -184,17 +184,19 @@ class Claims:
                 return None
             if redlock.guard.recover(ballot):
                 continue  # the next claim of this job takes the place of this one
-            if ballot.granted or ballot.answered < len(ballot.labels):
-                self.release(key, job.task_id)
-            if verdict is Verdict.HELD:
-                return ExistingJob.named_in(key, ballot)
-            failure = failure_of(
-                key,
-                ballot,
-                config=redlock.guard.config,
-            )
+            failure = None
+            if verdict is not Verdict.HELD:
+                failure = failure_of(key, ballot, config=redlock.guard.config)
             tries += 1
-            if tries == _TRIES or not isinstance(failure, LockContended):
+            goes_on = tries < _TRIES and isinstance(failure, LockContended)
+            if ballot.granted or ballot.answered < len(ballot.labels):
+                # A late release would take the claim of the next try, too.
+                seconds = 0.0 if goes_on else PENDING
+                name, words = self._keys.claim(key), [job.task_id]
+                self._nodes.tell(RELEASE_CLAIM, [name], words, resend_for=seconds)
+            if failure is None:
+                return ExistingJob.named_in(key, ballot)
+            if not goes_on:
                 raise failure
             took = clock.monotonic() - began
             clock.sleep(delay_after(failure, tries, ttl=1.0, took=took))

@@ -110,6 +110,28 @@ def test_running_call_with_a_rate_is_the_same_call(
     assert (found.phase, found.holder.task_id) == ("running", "job-1")
 
 
+def test_claim_outlives_the_release_of_an_earlier_try(site: Site) -> None:
+    """The votes were split, and two connections broke before that release arrived."""
+    nodes, late_ms = site.nodes, round(1000 * site.redlock.timing.node_timeout)
+    for index in (0, 1, 4):
+        other = f"job-{index}\n0\nt\njob-{index}\nh\n1\n0\nqueued".encode()
+        nodes.nodes[index].memory.redis.set(b"redlock:claim:k", other, px=late_ms + 1)
+    nodes.mute(2, 3)
+
+    def come_back() -> None:
+        nodes.heal(2, 3)
+        for connection in nodes._connections[2:4]:  # noqa: SLF001  (no test did before)
+            connection.break_off("closed the connection")
+
+    site.clock.at((late_ms + 1) / 1000, come_back)
+    assert take(site.redlock) is None
+    for _ in range(4):  # a release that has to arrive is sent twice, 1 s apart
+        site.clock.advance(0.5)
+        site.redlock.transport.drain()
+
+    assert all(left > 0 for left in claimed(nodes))
+
+
 @pytest.mark.parametrize("released_on", [0, 4])
 def test_call_runs_as_soon_as_one_node_says_so(site: Site, released_on: int) -> None:
     """Its claim ends when it begins, and the nodes hear of it one after the other."""
