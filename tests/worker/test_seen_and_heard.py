@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import celery
 import pytest
 from celery import states
 from celery.bin.base import CLIContext
@@ -69,6 +70,8 @@ def here(
     request: pytest.FixtureRequest, site: Site, nodes: LockNodes
 ) -> Iterator[Deployment]:
     """Give a worker of each pool that sends events."""
+    if request.param == "threads" and celery.VERSION < (5, 7):
+        pytest.skip("Celery loses an event that a thread adds while others are sent")
     with site.deploy(nodes, pool=request.param, options=["--task-events"]) as it:
         yield it
 
