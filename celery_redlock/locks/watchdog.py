@@ -353,7 +353,6 @@ class Watchdog(OfOneProcess):
         # All are done, or no node is worth waiting for.
         early = was_read and self._clock.monotonic() < end
         under_way, self._in_flight = self._in_flight, []
-        alone: list[Watch] = []
         for begun, extension in under_way:
             watches = [w for w in begun if self._watched.get(w.lease.token) is w]
             if not watches:
@@ -366,14 +365,15 @@ class Watchdog(OfOneProcess):
             if extension.result is None:
                 self._in_flight.append((watches, extension))
             elif extension.leases[1:] and not extension.result:
-                alone += watches
+                self._send([[watch] for watch in watches])
             else:
                 for watch in watches:
                     self._conclude(watch, extension)
-        self._send([[watch] for watch in alone])
 
     def _conclude(self, watch: Watch, extension: Extension) -> None:
         lease = watch.lease
+        if self._watched.get(lease.token) is not watch:
+            return  # a callback of another lease has ended it
         watch.renewing = False
         if extension.cancelled_by and not lease.cancelled_by:
             lease.cancelled_by = extension.cancelled_by

@@ -419,6 +419,27 @@ def test_callbacks_that_raise_end_nothing(
     assert caplog.text.count("raised an error") == 7 + 1
 
 
+def test_callback_can_end_other_leases(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing more is told of them, though they were renewed by the same request."""
+    renewed: list[Lease] = []
+
+    def on_renewed(lease: Lease, _: float) -> None:
+        renewed.append(lease)
+        for other in leases[1:]:
+            assert site.watchdog.forget(other)
+        site.redlock.release(leases[2])
+
+    leases = [site.watched(key, on_renewed=on_renewed) for key in ("a", "b", "c")]
+
+    with caplog.at_level(logging.DEBUG, "celery_redlock.locks.watchdog"):
+        site.renew_for(TTL / 2)
+
+    assert renewed == leases[:1]
+    assert caplog.messages == []
+
+
 class Busy(FakeNodes):
     """Nodes whose transport other threads use until an instant."""
 
@@ -687,6 +708,20 @@ def test_forget_during_a_renewal_sends_no_restore(site: Site) -> None:
     assert asked(site.nodes) == ["acquire", "extend", "release"]
     assert holders(site.nodes) == [""] * 5
     assert site.told.renewed == []
+
+
+def test_lease_that_is_forgotten_is_not_renewed_alone(site: Site) -> None:
+    """It was being renewed together with others, one of which a node lacks."""
+    leases = [site.watched(key) for key in ("a", "k", "c")]
+    forget(site.nodes, 4)
+    site.nodes.latency(0.02)
+    site.clock.at(TTL / 3 + 0.01, lambda: site.watchdog.forget(leases[0]))
+    site.nodes.asked.clear()
+
+    site.renew_for(TTL / 3 + 0.1)
+
+    assert asked(site.nodes) == ["extend", "extend", "extend", "restore"]
+    assert {lease for lease, _, _ in site.told.renewed} == {*leases[1:]}
 
 
 # -- requests to end -------------------------------------------------------------------
