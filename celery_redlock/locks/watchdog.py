@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 
 RENEW_AT = 1 / 3  # of the ttl
 _RETRY_AT = 1 / 12  # of the ttl, after a renewal that failed
+_ROUNDS = 3  # node timeouts, of a renewal together, one alone, and its restore
 _MOST_AT_ONCE = 500  # leases, so that other requests get in between
 _RESEND_EVERY = 0.25  # seconds
 _PAUSE_AFTER_ERROR = 0.1
@@ -306,16 +307,21 @@ class Watchdog(OfOneProcess):
                     if now >= each.lease.until:
                         self._announce_loss(each)
                 break
-        self._begin(due)
+        self._begin(due, now + _ROUNDS * self._redlock.timing.node_timeout)
 
-    def _begin(self, due: list[Watch]) -> None:
-        """Renew the leases that are due: the usual ones by one request."""
+    def _begin(self, due: list[Watch], end: float) -> None:
+        """Renew the leases that are due: the usual ones by one request.
+
+        Args:
+            due: The leases.
+            end: Instant. A lease that ends before has no time for more than one try.
+        """
         usual: list[Watch] = []
         groups = []
         for watch in due:
             watch.renewing = True
             self._schedule.plan(watch)
-            if is_usual(watch.lease):
+            if is_usual(watch.lease) and watch.lease.until > end:
                 usual.append(watch)
             else:
                 groups.append([watch])

@@ -127,6 +127,21 @@ def test_lock_that_a_node_lacks_is_restored_beside_others(
     assert asked(site.nodes) == ["extend"]
 
 
+def test_lease_with_little_time_is_renewed_alone(clock: FakeClock) -> None:
+    """It ends before a renewal together, one alone and a restore may be done."""
+    nodes = FakeNodes(5, clock=clock)
+    redlock = nodes.redlock(ttl=TTL, node_timeout=2.4)
+    site = Site(nodes, clock, redlock, redlock)
+    for key in ("a", "k", "c"):
+        site.watched(key)
+    forget(nodes, 0, 1, 2)
+    nodes.latency(2.3)
+
+    site.renew_for(2 * TTL)
+
+    assert site.told.lost == []
+
+
 def test_lease_that_is_lost_ends_alone(site: Site) -> None:
     """The others that were to be renewed with it are renewed at the same instant."""
     first, lost, last = [site.watched(key) for key in ("a", "k", "c")]
