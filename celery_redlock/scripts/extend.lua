@@ -10,10 +10,10 @@
 -- KEYS  1... locks [own], then meta [vote] and releases [seldom]
 -- ARGV  1 view  2... token, ttl_ms of each lock
 -- Returns {GRANTED, 0}; {GRANTED, 0, who} after a cancel request, see REQUEST_CANCEL;
---         {TAKEN, value, ttl_ms, ...}, {FREE}: a lock is missing; {QUARANTINED, ms},
---         {UNSYNCED, identity}, {MISCONFIGURED, config} or {EVICTS, policy}. TAKEN and
---         FREE end with the record, if an operator has released the first of the locks:
---         FORCE_RELEASE
+--         {TAKEN, value, ttl_ms, ...}, {FREE}: a lock is missing; of several leases:
+--         a lock is not ours; {QUARANTINED, ms}, {UNSYNCED, identity},
+--         {MISCONFIGURED, config} or {EVICTS, policy}. Of one lease, TAKEN and FREE end
+--         with the record, if an operator has released its locks: FORCE_RELEASE
 -- include shared/statuses.lua
 -- include shared/state.lua
 -- include shared/proof.lua
@@ -30,8 +30,8 @@ if refused and (not is_member or may_be_copy()) then return refused end
 local who
 local ours = 0
 for i = 1, locks do
-  local value = redis.call('GET', KEYS[i])
-  if not owned(value, ARGV[2 * i]) then break end
+  local value = redis.pcall('GET', KEYS[i])
+  if type(value) ~= 'string' or not owned(value, ARGV[2 * i]) then break end
   ours = i
   who = who or string.match(value, '\ncancelled ([^\n]*)$')
 end
@@ -42,6 +42,7 @@ if ours == locks then
 end
 if refused then return refused end
 local token = ARGV[2]
+if token ~= ARGV[2 * locks] then return {FREE} end
 -- include shared/held.lua
 local reply = taken or {FREE}
 local record = redis.pcall('HGET', releases, token)

@@ -150,14 +150,16 @@ def test_extend_renews_several_leases(leases: Subject) -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_extend_renews_no_lease_beside_a_lost_one(leases: Subject, number: int) -> None:
-    """A lock that is missing, or that another client has, leaves the others alone."""
-    there = leases.locks[1 - number]
-    tokens = [TOKEN, OTHER]
+    """The other one is left alone. The reply is the same for each kind of loss."""
+    there, lost = leases.locks[1 - number], leases.locks[number]
 
-    leases.delete(leases.locks[number])
-    assert leases.extend_each(*[(one, TTL) for one in tokens])[0] in (FREE, TAKEN)
-    leases.set(leases.locks[number], value(7, "base-c.try-1"))
-    assert leases.extend_each(*[(one, TTL) for one in tokens])[0] == TAKEN
+    leases.delete(lost)
+    assert leases.extend_each((TOKEN, TTL), (OTHER, TTL)) == [FREE]
+    leases.set(lost, value(7, "base-c.try-1"))
+    assert leases.extend_each((TOKEN, TTL), (OTHER, TTL)) == [FREE]
+    leases.delete(lost)
+    leases.hset(lost, "of another program", "1")
+    assert leases.extend_each((TOKEN, TTL), (OTHER, TTL)) == [FREE]
     assert leases.pttl(there) <= leases.longest(SHORT * 100)
 
 
