@@ -40,10 +40,10 @@ from celery_redlock.basics.timing import seconds_text
 from celery_redlock.locks.extension import is_usual
 from celery_redlock.locks.lease import LeaseState
 from celery_redlock.locks.renewal_schedule import RenewalSchedule, WakeupQueue, Watch
-from celery_redlock.scripts.keys import MOST, keys_of, shown
+from celery_redlock.scripts.keys import MOST, MOST_BYTES, keys_of, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from celery_redlock.locks.extension import Extension
     from celery_redlock.locks.lease import Holder, Lease
@@ -325,8 +325,7 @@ class Watchdog(OfOneProcess):
                 usual.append(watch)
             else:
                 groups.append([watch])
-        starts = range(0, len(usual), MOST)
-        self._send([*groups, *[usual[start : start + MOST] for start in starts]])
+        self._send([*groups, *_grouped(usual)])
 
     def _send(self, groups: list[list[Watch]]) -> None:
         """Send one request for each of these groups of leases."""
@@ -427,3 +426,18 @@ class Watchdog(OfOneProcess):
         log_safely(log, logging.WARNING, "%s", lease.lost_error(), extra=fields)
         call_safely(watch.on_lost, lease)
         self.announced = None
+
+
+def _grouped(watches: list[Watch]) -> Iterator[list[Watch]]:
+    """Yield groups with no more keys, and no longer ones, than one lease may have."""
+    group: list[Watch] = []
+    size = 0
+    for watch in watches:
+        its_size = len(watch.lease.key.encode())
+        if group and (len(group) == MOST or size + its_size > MOST_BYTES):
+            yield group
+            group, size = [], 0
+        group.append(watch)
+        size += its_size
+    if group:
+        yield group

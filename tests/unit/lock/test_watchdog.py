@@ -13,6 +13,7 @@ from celery_redlock.errors import LockCancelled
 from celery_redlock.line.cancel_requests import ask_to_end
 from celery_redlock.locks.lease import Lease, LeaseState
 from celery_redlock.locks.redlock import Redlock
+from celery_redlock.scripts.keys import MOST_BYTES
 from celery_redlock.testing import FakeClock, FakeNodes
 from celery_redlock.wire.requests import ScriptRequest
 from tests.unit.lock.support import (
@@ -103,6 +104,18 @@ def test_usual_leases_are_renewed_by_one_request(site: Site) -> None:
     assert [lease.remaining() for lease in leases] == pytest.approx(
         [VALIDITY - 0.05] * 3
     )
+
+
+def test_leases_with_long_keys_are_renewed_by_several_requests(site: Site) -> None:
+    """No request has longer keys than one lease may have: a store has its limits."""
+    leases = [site.watched(f"{n}" * MOST_BYTES) for n in range(2)]
+    leases += [site.watched(f"{n}" * (MOST_BYTES // 2)) for n in range(4)]
+    site.nodes.asked.clear()
+
+    site.renew_for(TTL / 3 + 0.05)
+
+    assert [lease for lease, _, _ in site.told.renewed] == leases
+    assert asked(site.nodes) == ["extend"] * 4
 
 
 @pytest.mark.parametrize("late", [False, True])
