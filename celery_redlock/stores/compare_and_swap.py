@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 _TRIES, _TRIES_TOGETHER = 30, 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds
+# Bytes of a transaction of several commands: ZooKeeper takes 1 MB, and etcd 1.5 MB. A
+# name is in it up to four times, and as a path up to three times as long.
+_MOST_BYTES, _TIMES = 800_000, 12
 
 
 class CompareAndSwapStore(Loader, Protocol):
@@ -121,6 +124,8 @@ class CompareAndSwapStore(Loader, Protocol):
             keys = self._snapshot(needs, is_newest=is_newest)
             replies = [run(command, keys) for command in commands]
             if keys.changes:
+                if not is_one and _is_large(keys.changes):
+                    break
                 if self._commit(keys, needs):
                     return replies
                 conflicts += 1
@@ -142,7 +147,9 @@ class CompareAndSwapStore(Loader, Protocol):
             return None
         try:
             replies = [run(command, keys) for command in commands]
-            return replies if keys.changes and self._commit(keys, needs) else None
+            if not keys.changes or (commands[1:] and _is_large(keys.changes)):
+                return None
+            return replies if self._commit(keys, needs) else None
         except NotRemembered:
             return None
 
@@ -200,6 +207,14 @@ def login_in(url: str) -> tuple[str, str]:
     """Return the user and the password in a URL; ``""`` for what is missing."""
     name, _, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
     return unquote(name), unquote(password)
+
+
+def _is_large(changes: Changes) -> bool:
+    """Tell whether a server may refuse the changes, because they are too long."""
+    cells = changes.written.values()
+    names = [*changes.wiped, *[cell.name for cell in cells]]
+    size = _TIMES * sum(map(len, names)) + sum(len(cell.value or b"") for cell in cells)
+    return size > _MOST_BYTES
 
 
 def writes_end(changes: Changes, needs: Needs) -> bool:

@@ -309,3 +309,21 @@ def requests_of(
             patched.setattr(store, method, noted)
         act()
     return sent
+
+
+# -- many commands at once -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", ["ascii", "é"])
+def test_batch_that_is_too_large_for_a_transaction_is_carried_out(
+    site: Site, names: str
+) -> None:
+    """Leases with long keys, which are all due at once: 1 MB is the limit."""
+    tail = (names * 8000).encode()[:8000]
+    locks = [b"%b:%d:%b" % (site.lock, number, tail) for number in range(100)]
+
+    taken = site.ours.run([site.take(b"ours", lock) for lock in locks])
+    assert [status for status, _ in taken] == [GRANTED] * 100
+    renewals = [extend(lock, site.meta, b"ours") for lock in locks]
+    assert site.ours.run(renewals) == [[GRANTED, 0]] * 100
+    assert site.ours.run([release(lock, b"ours") for lock in locks]) == [1] * 100
