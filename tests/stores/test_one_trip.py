@@ -190,16 +190,23 @@ def test_lock_of_another_client_is_refused_in_one_round_trip(site: Site) -> None
     assert len(trips) == 1
 
 
-def test_locks_of_a_process_are_renewed_in_one_round_trip(site: Site) -> None:
-    """All of them, and each only in its end."""
+@pytest.mark.parametrize("is_one", [False, True])
+def test_locks_of_a_process_are_renewed_in_one_round_trip(
+    site: Site, *, is_one: bool
+) -> None:
+    """All of them, by one command or by several, and each only in its end."""
     names = [b"%d" % n for n in range(20)]
     site.ours.run([site.acquire(name, b"t") for name in names])
     for name in names:
         site.change("expires_at = expires_at - 30000", site.key(name))
+    commands = [site.extend(name, b"t") for name in names]
+    if is_one:
+        keys = [*map(site.key, names), site.meta, site.meta + b":releases"]
+        commands = [script("extend", keys, VIEW, *[b"t", b"60000"] * 20)]
     with counted(site.ours) as trips:
-        replies = site.ours.run([site.extend(name, b"t") for name in names])
+        replies = site.ours.run(commands)
 
-    assert replies == [[GRANTED, 0]] * 20
+    assert replies == [[GRANTED, 0]] * len(commands)
     assert trips == [["lock many", "renew"]]
     ends = site.operator.execute(
         "SELECT min(expires_at) FROM redlock_keys WHERE name = ANY(%s)",
@@ -207,6 +214,14 @@ def test_locks_of_a_process_are_renewed_in_one_round_trip(site: Site) -> None:
     ).fetchone()
     assert ends is not None
     assert ends[0] * 1000 > site.now_us() + 30_000_000
+
+
+def test_commands_for_one_lock_keep_their_order(site: Site) -> None:
+    """A renewal that follows the release is not carried out before it."""
+    site.ours.run([site.acquire(b"a", b"t")])
+    commands = [site.release(b"a", b"t"), site.extend(b"a", b"t")]
+
+    assert site.ours.run(commands) == [1, [FREE]]
 
 
 def test_command_that_the_server_refuses_leaves_the_others_alone(site: Site) -> None:

@@ -168,6 +168,21 @@ def test_renewal_is_not_sent_once_release_began(site: Site, lease: Lease) -> Non
     assert extension.request.ballot.reasons().count("was not asked any more") == 5
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_renewal_of_several_is_not_sent_once_one_release_began(
+    site: Site, number: int
+) -> None:
+    """It would follow the release on each connection, whichever of them it is."""
+    leases = [site.redlock.acquire(key) for key in ("a", "b")]
+    extension = site.redlock.extension(leases)
+    site.redlock.release(leases[number])
+
+    site.nodes.send(extension.request)
+
+    assert "extend" not in asked(site.nodes)
+    assert extension.request.is_done()
+
+
 def test_extension_is_open_until_done_or_out_of_time(site: Site, lease: Lease) -> None:
     """A caller with many renewals under way judges each again and again."""
     site.nodes.freeze()

@@ -11,7 +11,8 @@ import pytest
 
 from celery_redlock.errors import LockCancelled
 from celery_redlock.line.cancel_requests import ask_to_end
-from celery_redlock.locks.lease import Lease, LeaseState
+from celery_redlock.locks.lease import Lease, LeaseState, drift_of
+from celery_redlock.locks.limits import Limit, with_copies
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.scripts.keys import MOST_BYTES
 from celery_redlock.testing import FakeClock, FakeNodes
@@ -91,19 +92,38 @@ def test_renewal_is_one_exchange_for_all_leases(site: Site) -> None:
 
 
 def test_usual_leases_are_renewed_by_one_request(site: Site) -> None:
-    """A lease of several keys, which it loses or keeps together, has one of its own."""
-    leases = [site.watched(key) for key in ("a", "b", "c")]
+    """A lease of several locks, which it has all or none of, has one of its own."""
+    leases = [site.watched(key) for key in ("a", "b")]
+    permit = site.redlock.acquire("c", limits=(Limit("c", 2),))
     several = site.redlock.acquire(["d", "e"])
-    site.watchdog.watch(several, on_renewed=site.told.on_renewed)
+    copies = with_copies((Limit("f", 2),), "id-1")
+    of_a_call = site.redlock.acquire("f", limits=copies)
+    for lease in (permit, several, of_a_call):
+        site.watchdog.watch(lease, on_renewed=site.told.on_renewed)
     site.nodes.asked.clear()
 
     site.renew_for(TTL / 3 + 0.05)
 
-    assert {lease for lease, _, _ in site.told.renewed} == {*leases, several}
-    assert asked(site.nodes) == ["extend", "extend"]
-    assert [lease.remaining() for lease in leases] == pytest.approx(
+    renewed = {lease for lease, _, _ in site.told.renewed}
+    assert renewed == {*leases, permit, several, of_a_call}
+    assert asked(site.nodes) == ["extend"] * 3
+    assert [lease.remaining() for lease in (*leases, permit)] == pytest.approx(
         [VALIDITY - 0.05] * 3
     )
+
+
+def test_leases_that_are_renewed_together_keep_their_ttls(site: Site) -> None:
+    """On the nodes, and here."""
+    long = site.watched("long", 60.0, renew_every=2.0)
+    short = site.watched("short", 6.0)
+    site.nodes.asked.clear()
+
+    site.renew_for(2.0)
+
+    assert asked(site.nodes) == ["extend"]
+    for lease, ttl in ((long, 60), (short, 6)):
+        assert ttls(site.nodes, lease.key) == [ttl * 1000] * 5
+        assert lease.remaining() == pytest.approx(ttl - drift_of(ttl))
 
 
 def test_leases_with_long_keys_are_renewed_by_several_requests(site: Site) -> None:
@@ -186,6 +206,9 @@ def test_cancel_request_is_told_to_its_lease_alone(site: Site) -> None:
     assert told == [leases[1]]
     assert [lease.cancelled_by for lease in leases] == ["", "task[id]", ""]
     assert len(site.told.renewed) == 6
+    site.nodes.asked.clear()
+    site.renew_for(TTL / 3)
+    assert asked(site.nodes) == ["extend", "extend"]
 
 
 def test_renewal_of_many_leases_lets_other_requests_in_between(site: Site) -> None:
@@ -196,9 +219,26 @@ def test_renewal_of_many_leases_lets_other_requests_in_between(site: Site) -> No
 
     site.watchdog.step()
 
-    assert asked(site.nodes).count("extend") == 5
+    sent = [request.call for request in site.nodes.asked]
+    locks = [len(names) - 2 for script, names, _ in sent if script.name == "extend"]
+    assert locks == [100] * 5
     site.renew_for(1.0)
     assert {lease for lease, _, _ in site.told.renewed} == set(leases)
+
+
+def test_leases_that_are_being_renewed_count_as_many(site: Site) -> None:
+    """Others that are due meanwhile wait for them, and not only for their requests."""
+    for number in range(500):
+        site.watched(f"k{number}")
+    site.clock.advance(0.02)
+    for number in range(500, 1000):
+        site.watched(f"k{number}")
+    site.nodes.latency(0.04)
+
+    site.renew_for(TTL / 3 + 0.1)
+
+    replies = [TTL / 3 + 0.04] * 500 + [TTL / 3 + 0.08] * 500
+    assert site.told.instants == pytest.approx(replies, abs=0.001)
 
 
 def test_leases_of_all_ttls_are_renewed_in_their_own_time(site: Site) -> None:
