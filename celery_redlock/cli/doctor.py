@@ -40,6 +40,7 @@ from celery_redlock.operations.doctor import (
     address_of,
     counted,
     findings_of,
+    folded,
     state_of_nodes,
     worst_of,
 )
@@ -185,7 +186,7 @@ def _findings(found: Sequence[Finding]) -> list[str]:
     alike = itertools.groupby(found, lambda f: (f.severity, f.code, f.remedy))
     for (severity, code, remedy), findings in alike:
         lines.append(f"{painted(f'{severity.word:<9}', _MOODS[severity])}{code}")
-        for finding in findings:
+        for finding in folded(findings):
             lines += _wrapped(finding.fact)
         lines += [painted(line, "faint") for line in _wrapped(remedy)]
         lines.append(painted(f"  {address_of(code)}", "faint"))

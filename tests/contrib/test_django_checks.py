@@ -87,6 +87,20 @@ def test_error_of_the_project_is_an_error_with_its_name(
     assert said in f"{found.msg} {found.obj}"
 
 
+def test_finding_of_several_tasks_is_one_message(project: Project) -> None:
+    """Each command of `manage.py` prints it. Ten tasks do not make it ten pages."""
+    app = project({"rate": "10/h"}, redlock_nodes=NOWHERE)
+
+    @singleton_task(app=app, name="office.zeal", shared=False, rate="10/h")
+    def zeal() -> None:
+        """Do nothing."""
+
+    messages = check_project()
+
+    assert [one.obj for one in messages if one.id == f"{TAG}.rate"] == ["office.work"]
+    assert "The same is true of office.zeal." in by_id(messages)["rate"].msg
+
+
 def test_site_without_locks_is_no_error(project: Project) -> None:
     """A site that uses no locks yet has a note only."""
     project()

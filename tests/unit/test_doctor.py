@@ -21,6 +21,7 @@ from celery_redlock.operations.doctor import (
     Severity,
     Workers,
     findings_of,
+    folded,
     inquiry,
     log_diagnosis,
     log_findings,
@@ -62,6 +63,26 @@ def test_findings_are_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> N
     first = vars(caplog.records[0])
     assert first["redlock_number"] == 4
     assert first["redlock_codes"] == ["replica", "slow", "even-nodes"]
+
+
+def test_findings_that_say_the_same_of_several_tasks_are_one() -> None:
+    """The others are named; another fact, or another remedy, stays by itself."""
+    late = Finding("late", Severity.NOTE, "is late for 5 s", "Hurry.")
+    longer = Finding("late", Severity.NOTE, "is late for 9 s", "Hurry.")
+    found = [late.of("Task", "a.is"), longer.of("Task", "b"), EVEN]
+    found += [late.of("Task", name) for name in ("c", "d")]
+
+    assert folded(found) == [
+        Finding(
+            "late",
+            Severity.NOTE,
+            "Task a.is is late for 5 s. The same is true of c, d.",
+            "Hurry.",
+            "a.is",
+        ),
+        longer.of("Task", "b"),
+        EVEN,
+    ]
 
 
 def test_each_finding_is_a_line_for_debugging(caplog: pytest.LogCaptureFixture) -> None:

@@ -52,7 +52,7 @@ def check_project(**_: object) -> list[CheckMessage]:
 def check_nodes(**_: object) -> list[CheckMessage]:
     """Check the nodes, whose clocks are watched for a second, and the workers."""
     from celery_redlock.app.runtime import runtime_of
-    from celery_redlock.operations.doctor import diagnose
+    from celery_redlock.operations.doctor import diagnose, folded
 
     try:
         app = celery_app()
@@ -60,11 +60,13 @@ def check_nodes(**_: object) -> list[CheckMessage]:
     except Exception:  # noqa: BLE001  (user modules may raise anything)
         return []  # `check_project` reports this
     local = set(_local_findings(app))
-    return [_message(found) for found in diagnose(redlock, app) if found not in local]
+    found = [finding for finding in diagnose(redlock, app) if finding not in local]
+    return [_message(finding) for finding in folded(found)]
 
 
 def _project_messages() -> Iterator[CheckMessage]:
     from celery_redlock.app.runtime import runtime_of
+    from celery_redlock.operations.doctor import folded
     from celery_redlock.options.lock_options import lock_tasks
 
     try:
@@ -102,7 +104,7 @@ def _project_messages() -> Iterator[CheckMessage]:
             id=f"{TAG}.settings",
         )
         return
-    yield from map(_message, _local_findings(app))
+    yield from map(_message, folded(_local_findings(app)))
 
 
 def _local_findings(app: Celery) -> list[Finding]:

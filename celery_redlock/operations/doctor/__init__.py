@@ -33,6 +33,7 @@ from celery_redlock.operations.doctor.rule import (
     Rule,
     Severity,
     address_of,
+    folded,
     worst_of,
 )
 from celery_redlock.operations.doctor.votes import state as state_of_nodes
@@ -57,6 +58,7 @@ __all__ = [
     "counted",
     "diagnose",
     "findings_of",
+    "folded",
     "log_diagnosis",
     "log_findings",
     "state_of_nodes",

@@ -98,6 +98,24 @@ def worst_of(findings: Iterable[Finding]) -> Severity | None:
     return max((finding.severity for finding in findings), default=None)
 
 
+def folded(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings in which those that say the same of several tasks are one.
+
+    For readers of texts. The finding is about the first task, and names the others.
+    """
+    alike: dict[Finding, list[Finding]] = {}
+    for finding in findings:
+        fact = finding.fact.replace(finding.about, "", 1)
+        alike.setdefault(replace(finding, fact=fact, about=""), []).append(finding)
+    made = []
+    for first, *others in alike.values():
+        fact = first.fact
+        if others:
+            fact += f" The same is true of {', '.join(one.about for one in others)}."
+        made.append(replace(first, fact=fact))
+    return made
+
+
 def as_sentence(clause: str) -> str:
     """Return a clause with a capital letter and a full stop."""
     return f"{clause[0].upper()}{clause[1:]}."
