@@ -453,9 +453,11 @@ class Exchange:
         self._poll(0.0)
         if not call.is_over:
             self._judge(call)
-        if not call.is_due(self._clock.monotonic()):
+        now = self._clock.monotonic()
+        if not call.is_due(now):
             return
-        for request in call.unfinished:
+        # A caller may wait for less time than nodes have.
+        for request in [one for one in call.unfinished if one.deadline <= now]:
             for index, vote in enumerate(request.ballot.votes):
                 if vote is None:
                     self.nodes[index].mark_suspect(call.came_at)

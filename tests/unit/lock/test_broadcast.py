@@ -220,7 +220,7 @@ def test_several_requests_are_waited_for_together(net: Net, clock: FakeClock) ->
 
 
 def test_wait_ends_at_its_instant(net: Net, clock: FakeClock) -> None:
-    """A caller with a deadline passes it."""
+    """A caller with a deadline passes it. No node is late before its own time is up."""
     asked = net.request()
     net.broadcast.send(asked)
     before = clock.monotonic()
@@ -228,6 +228,10 @@ def test_wait_ends_at_its_instant(net: Net, clock: FakeClock) -> None:
     net.broadcast.wait(asked, until=before + 0.005)
 
     assert clock.monotonic() == pytest.approx(before + 0.005)
+    assert not any(node.suspect for node in net.nodes)
+    net.broadcast.wait(asked)
+    assert clock.monotonic() == pytest.approx(before + NODE_TIMEOUT)
+    assert all(node.suspect for node in net.nodes)
 
 
 def test_drain_reads_without_waiting(net: Net, clock: FakeClock) -> None:
