@@ -52,6 +52,7 @@ class Client:
         self.is_powered_off = False
         self.tasks = [Task(self, operations) for operations in part.tasks]
         self.bases: list[tuple[Operation, str]] = []
+        self.leases: list[Lease] = []
 
     def service(self, settings: int) -> tuple[Redlock, Watchdog]:
         """Return the service with some settings, and its watchdog.
@@ -189,10 +190,14 @@ class Task:
             on_acquired=self._acquired,
             on_lost=lost.append,
         ):
-            for _ in range(_LOOKS):
+            for look in range(_LOOKS):
                 self._clock.sleep(operation.hold / _LOOKS)
                 if lost and operation.stops_on_loss:
                     break
+                # The leases of several tasks, together. Others have their own time.
+                if not look and self._client.tasks[1:]:
+                    for lease in self._client.leases:
+                        watchdog.renew_now(lease)
 
     @staticmethod
     def _ttl(operation: Operation, redlock: Redlock) -> float | None:
@@ -206,6 +211,7 @@ class Task:
 
     def _acquired(self, lease: Lease) -> None:
         self._oracle.watched(self.thread, lease)
+        self._client.leases.append(lease)
 
     def manual(self, operation: Operation, base: str) -> None:
         """Acquire, extend and release with single calls."""
