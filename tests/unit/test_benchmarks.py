@@ -1,9 +1,14 @@
-"""The arithmetic of the benchmarks: ratios, goals and tables."""
+"""The benchmarks: each group runs, and ratios, goals and tables are right."""
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 
+from benchmarks.__main__ import GROUPS
 from benchmarks.report import Goal, Result, compared, filled, results, table
 from benchmarks.runner import (
     Contender,
@@ -14,6 +19,11 @@ from benchmarks.runner import (
     ratio,
     slope,
 )
+from tests.harness.programs import end_of
+
+ROOT = Path(__file__).parents[2]
+PEERS = {"hung", "tasks", "one_node", "refusals", "processes"}  # not installed here
+SLOW = pytest.mark.exhaustive
 
 TEN = [Cost(2.0, 1.0), Cost(20.0, 10.0), Cost(2.0, 1.0)]
 ONE_SLOW = [Cost(2.0, 1.0), Cost(90.0, 1.0), Cost(3.0, 1.0)]
@@ -147,3 +157,21 @@ def test_table_is_aligned_right_except_its_first_column() -> None:
     expected = "| name | n |\n| --- | --: |\n| a | 1 |"
 
     assert table(("name", "n"), [("a", "1")]) == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "group",
+    [
+        pytest.param(group, marks=[SLOW] if group == "line" else [])
+        for group in GROUPS
+        if group not in PEERS
+    ],
+)
+def test_group_measures(group: str) -> None:
+    """A group that names what is gone would be seen by the next to measure only."""
+    command = (sys.executable, "-m", "benchmarks", "--group", group, "--quick")
+
+    printed = end_of(*command, cwd=ROOT, seconds=300).stdout
+
+    assert json.loads(printed.splitlines()[-1])
