@@ -28,6 +28,7 @@ NOT_FOUND, SIGNAL = 127, 128  # as of a shell
 _FORWARDED = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # not on Windows
 _LOOK_EVERY = 0.02  # seconds
+_WAIT_ENDS = 1.0  # seconds
 _LONGEST_GRACE = 86400.0  # seconds
 _ENDING = (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", 0))
 _BY_TERMINAL = ("SIGINT", "SIGQUIT")  # it sends them to the command, too
@@ -152,8 +153,20 @@ class _Child:
     @property
     def code(self) -> int:
         """The exit code, as a shell would give it."""
-        code = self._process.wait() if self._process else 0
+        code = self._wait(self._process) if self._process else 0
         return SIGNAL - code if code < 0 else code
+
+    @staticmethod
+    def _wait(process: subprocess.Popen[bytes]) -> int:
+        """Wait for the end of the command, and return its code.
+
+        Python handles a signal between two steps of the main thread. One that comes
+        just before a system call, or in another thread, interrupts no wait. So no wait
+        is without an end: the signal would reach the command when this has ended.
+        """
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(_WAIT_ENDS)
 
     @property
     def end_text(self) -> str:

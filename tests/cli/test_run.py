@@ -337,6 +337,39 @@ def test_signal_ends_a_command_that_is_just_being_started(
     assert not is_alive(started[0])
 
 
+HEARING = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # its parent blocks it
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it masks no signals")
+def test_signal_that_interrupts_no_wait_reaches_the_command(
+    ended: Callable[..., Run], key: str, tmp_path: Path
+) -> None:
+    """One that comes just before the wait for the command, or in another thread."""
+    ready = tmp_path / "ready"
+    command = (sys.executable, "-c", HEARING, str(ready))
+
+    def tell() -> None:
+        until(ready.exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(tell)  # before: its thread is the one that gets the signal
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        try:
+            run = ended("run", key, "--", *command)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        told.result()
+
+    assert run.code == 7
+
+
 AT_TERMINAL = "import pty, sys; pty.spawn(sys.argv[1:])"
 
 
