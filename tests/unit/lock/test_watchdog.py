@@ -212,8 +212,8 @@ def test_cancel_request_is_told_to_its_lease_alone(site: Site) -> None:
 
 
 def test_renewal_of_many_leases_lets_other_requests_in_between(site: Site) -> None:
-    """At most 500 are renewed at once, 100 by one request; all leases are renewed."""
-    leases = [site.watched(f"k{number}") for number in range(1200)]
+    """At most 1,000 are renewed at once, 100 by one request; all leases are renewed."""
+    leases = [site.watched(f"k{number}") for number in range(2400)]
     site.clock.advance(TTL / 3 + 0.001)
     site.nodes.asked.clear()
 
@@ -221,23 +221,23 @@ def test_renewal_of_many_leases_lets_other_requests_in_between(site: Site) -> No
 
     sent = [request.call for request in site.nodes.asked]
     locks = [len(names) - 2 for script, names, _ in sent if script.name == "extend"]
-    assert locks == [100] * 5
+    assert locks == [100] * 10
     site.renew_for(1.0)
     assert {lease for lease, _, _ in site.told.renewed} == set(leases)
 
 
 def test_leases_that_are_being_renewed_count_as_many(site: Site) -> None:
     """Others that are due meanwhile wait for them, and not only for their requests."""
-    for number in range(500):
+    for number in range(1000):
         site.watched(f"k{number}")
     site.clock.advance(0.02)
-    for number in range(500, 1000):
+    for number in range(1000, 2000):
         site.watched(f"k{number}")
     site.nodes.latency(0.04)
 
     site.renew_for(TTL / 3 + 0.1)
 
-    replies = [TTL / 3 + 0.04] * 500 + [TTL / 3 + 0.08] * 500
+    replies = [TTL / 3 + 0.04] * 1000 + [TTL / 3 + 0.08] * 1000
     assert site.told.instants == pytest.approx(replies, abs=0.001)
 
 
