@@ -28,6 +28,7 @@ from tests.contract.subjects import (
     ME,
     NEW,
     OTHER,
+    PATIENCE,
     STRANGE,
     STRIPE,
     UNGUARDED,
@@ -217,7 +218,7 @@ def test_open_of_a_node_that_still_waits_is_refused(subject: Subject) -> None:
 
     status, left = is_unchanged(subject, lambda: subject.open(STRIPE, 70))
 
-    assert (status, 18_000 < left <= 20_000) == (QUARANTINED, True)
+    assert (status, 20_000 - PATIENCE < left <= 20_000) == (QUARANTINED, True)
 
 
 @pytest.mark.parametrize("state", ["joined", "joining", "voting"])
