@@ -282,11 +282,17 @@ def test_page_about_asyncio(nodes: DevNodes, tmp_path: Path) -> None:
     blocks = [code for language, code in blocks_of(text) if language == "python"]
     program = f"""
 import asyncio
+import redis
 from celery import Celery
 
 app = Celery(set_as_current=True)
 app.conf.redlock_nodes, app.conf.redlock_node_timeout = {nodes.urls!r}, {PATIENCE}
 {"".join(blocks)}
+
+async def waiter():
+    node = redis.from_url({nodes.urls[0]!r})
+    while not node.exists("redlock:line:account:1"):
+        await asyncio.sleep(0.01)
 
 async def main():
     redlock = Redlock({nodes.urls!r}, node_timeout={PATIENCE})
@@ -294,7 +300,7 @@ async def main():
     await by_hand(redlock)
     async with import_account.alock(1):
         closing = asyncio.create_task(close_account(1))
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(waiter(), 60)
         print(closing.done())
     print(await closing)
 
