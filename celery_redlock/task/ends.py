@@ -118,6 +118,11 @@ def end_refused(error: BaseException) -> BaseException:
     return error
 
 
+def forget_refusal() -> None:
+    """Note that a body has run: an error in which it ends is its own."""
+    _refusal.set(None)
+
+
 def was_refused(error: object) -> bool:
     """Tell whether a call has just ended in this exception, before its body began."""
     return error is not None and error is _refusal.get()

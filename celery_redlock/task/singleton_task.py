@@ -70,7 +70,7 @@ from celery_redlock.settings import setting_in
 from celery_redlock.task.announcement import send_announced, send_in_order
 from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.call import Call
-from celery_redlock.task.ends import EndedEagerly, end_refused
+from celery_redlock.task.ends import EndedEagerly, end_refused, forget_refusal
 from celery_redlock.task.execution import Execution, State, TaskLock, running
 from celery_redlock.task.header import (
     TaskHeader,
@@ -286,6 +286,7 @@ class SingletonTask(_Base[P, R]):
             return execution.run(body)
         except (Ignore, RedlockError, Retry) as error:  # others are faults: of a policy
             if execution.state is not State.REFUSED:
+                forget_refusal()  # that of a call which the body has applied
                 raise
             refusal: Exception = error
         if isinstance(refusal, RedlockError) and self._retries_after(refusal):

@@ -245,6 +245,25 @@ def test_error_of_a_body_keeps_its_traceback(worker: Worker) -> None:
     assert "in job" in outcome.retval.traceback
 
 
+def test_error_of_a_body_that_applies_a_refused_call_keeps_its_traceback(
+    worker: Worker,
+) -> None:
+    """It is the very error in which that call has ended, but this body has run."""
+    worker.app.conf.redlock_eager = True
+    inner = worker.leased_job(on_conflict="raise")
+
+    @worker.task(name="outer", key="outer")
+    def outer() -> None:
+        inner.apply().get()
+
+    with worker.held():
+        outcome = traced(worker, outer)
+
+    assert isinstance(stored(worker).result, DuplicateTask)
+    assert "in outer" in outcome.retval.traceback
+    assert outcome.retval.tb is not None
+
+
 def test_error_of_a_policy_keeps_its_traceback(worker: Worker) -> None:
     """A callable of the project has a fault, and its line is the way to it."""
 
