@@ -148,9 +148,6 @@ _OVER = (states.SUCCESS, states.IGNORED)
 _running: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
     "celery_redlock_running", default=None
 )
-_retried: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
-    "celery_redlock_retried", default=None
-)
 
 
 def running() -> Execution | None:
@@ -320,7 +317,7 @@ class Execution(TaskLock):
         """
         own = self.call.request
         is_same = own.id == request.id and own.delivery_info is request.delivery_info
-        return self.call.task is task and bool(is_same)
+        return bool(self.call.task == task and is_same)  # it may be a proxy
 
     def run(self, body: Callable[[], _T]) -> _T:
         """Run the body of the call under its lock, and return its result.
@@ -349,7 +346,8 @@ class Execution(TaskLock):
                     self._runtime.refusal_log.refused(self.call, self.call.waited)
             else:
                 self.state = State.ENDED
-            _running.reset(before)
+            if not self._is_kept:
+                _running.reset(before)
 
     def _run(self, body: Callable[[], _T]) -> _T:
         returned: list[_T] = []
@@ -597,9 +595,7 @@ class Execution(TaskLock):
         try:
             returned = self._run_body(body)
         except RetriesItself:
-            if not call.request.is_eager:
-                _retried.set(self)
-                self._is_kept = True
+            self._is_kept = not call.request.is_eager
             raise
         finally:
             self.state = State.ENDED
@@ -757,17 +753,13 @@ class Execution(TaskLock):
         facts = {"key": call.key, "policy": CancelRunning.name, "cancelled_by": by}
         return end_as_revoked(call, lease.cancelled_error(), **facts)
 
-    def release_kept(self) -> None:
-        """Release the lock that was kept until RETRY is stored. Twice is harmless."""
-        with self._interrupter:
-            self.release()
-
-    def release_left(self) -> None:
-        """Release the lock if an interrupt at a bad moment left it held."""
-        if lease := self.own:
+    def release_late(self) -> None:
+        """Release a lock that was kept for RETRY, or that an interrupt left held."""
+        if (lease := self.own) and not self._is_kept:
             fields = self.call.log_fields("lock-left", fence=lease.fence)
             text = "%s ended and left its lock %s; it is released now."
             log.error(text, self.call, shown(lease.key), extra=fields)
+        with self._interrupter:
             self.release()
 
 
@@ -795,19 +787,15 @@ def _renew_now(**_: object) -> None:
 def _when_task_has_ended(
     sender: Task, task_id: str = "", state: str = "", retval: Any = None, **_: object
 ) -> None:
-    """Release the lock that was kept for a retry, and one that was left held.
+    """Release the lock that was kept for a retry, or one that was left held.
 
-    The id is not enough: a body may apply a step of it under its own id. A call whose
-    header is still there has never asked for its lock, and ends its entries here.
+    A call whose header is still there has never asked for its lock, and ends its
+    entries here.
     """
-    retried = _retried.get()
-    if retried and retried.call.id == task_id:
-        _retried.set(None)
-        retried.release_kept()
     execution = _running.get()
-    if execution and execution.call.request is sender.request_stack.top:
+    if execution and execution.is_of(sender, sender.request):
         _running.set(None)
-        execution.release_left()
+        execution.release_late()
     is_over = state in _OVER or (state == states.REJECTED and not retval.requeue)
     has_begun = HEADER not in vars(sender.request)
     if has_begun or not takes_lock(sender):
