@@ -7,21 +7,14 @@ counts as used while the body of its job runs.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 import time
-from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.runner import servers_cpu
+from benchmarks.workers import IDLE, workers
 from celery_redlock.devnodes import DevNodes
-from celery_redlock.devnodes.processes import stop
-from tests.harness.commands import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PROCESSES, THREADS = 8, 4
 _BRIEF = 0.05  # seconds of a job
@@ -38,9 +31,10 @@ def measure(*, quick: bool) -> dict[str, Any]:
 
         for number in range(count):
             project.job.delay(number, _BRIEF)
-        with _workers(project.app, processes) as workers:
+        options = {"pool": "threads", "concurrency": THREADS, "options": IDLE}
+        with workers(project, processes, **options) as running:
             watched = {
-                "workers": workers,
+                "workers": [worker.pid for worker in running],
                 "nodes": [node.pid for node in nodes.nodes],
                 "broker": [node.pid for node in broker.nodes],
             }
@@ -63,40 +57,15 @@ def measure(*, quick: bool) -> dict[str, Any]:
     seconds = max(ended.values()) - began
     used = sum(float(end) - float(begin) for _, begin, end in runs)
     quarter = count // 4
+    first = mean(ended[n] - began for n in range(quarter))
+    last = mean(ended[n] - began for n in range(count - quarter, count))
     return {
         "jobs": count,
         "seconds": seconds,
         "busy": used / seconds / project.LIMIT,
         "publications": published / count,
         "cpu_ms": cpu_ms,
-        "first_quarter": mean(ended[n] - began for n in range(quarter)),
-        "last_quarter": mean(ended[n] - began for n in range(count - quarter, count)),
+        "first_quarter": first,
+        "last_quarter": last,
+        "last_to_first": last / first,
     }
-
-
-@contextlib.contextmanager
-def _workers(app: Any, count: int) -> Iterator[list[int]]:
-    """Run workers that take no call yet."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        workers = []
-        for number in range(count):
-            worker = Worker(
-                "benchmarks.groups.backlog_app",
-                f"worker-{number}",
-                folder=Path(folder),
-                pool="threads",
-                concurrency=THREADS,
-                options=(
-                    *("--without-heartbeat", "--without-gossip", "--without-mingle"),
-                    *("-l", "ERROR", "-Q", "none-yet"),
-                ),
-            )
-            stack.callback(stop, worker, within=5)
-            worker.start()
-            workers.append(worker)
-        deadline = time.monotonic() + 120
-        while len(app.control.ping(timeout=1.0)) < count:
-            if time.monotonic() > deadline:
-                logs = "\n".join(worker.logs() for worker in workers)
-                raise SystemExit(f"The workers did not start:\n{logs}")
-        yield [worker.pid for worker in workers]

@@ -83,11 +83,14 @@ def hold(
         "leases": size,
         "threads": threads,
         "wall_s": best[0],
+        "wall_ms": best[0] * 1000,
         "cpu_s": best[1],
+        "cpu_ms": best[1] * 1000,
         "servers_us_per_renewal": best[2] / size / len(urls) * 1e6,
         "servers_us_per_grant": granting / size / len(urls) * 1e6,
         "grant_us": took / size * 1e6,
         "bytes_per_lease": weight,
+        "kb_per_lease": weight / 1000,
         "lost": lost,
     }
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from benchmarks.workers import workers
 from celery_redlock.devnodes import DevNodes
 from celery_redlock.devnodes.processes import stop
-from tests.harness.commands import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.harness.commands import Worker
 
 NODES = 5
 _PROCESSES = 4
@@ -184,19 +185,8 @@ def _until(is_so: Callable[[], Any], seconds: float) -> None:
 
 @contextlib.contextmanager
 def _worker(project: Any) -> Iterator[Worker]:
-    """Run a worker that is ready."""
-    with tempfile.TemporaryDirectory() as folder:
-        worker = Worker(
-            "benchmarks.groups.line_app",
-            "worker",
-            folder=Path(folder),
-            concurrency=_PROCESSES,
-            options=("--without-heartbeat",),
-        )
-        worker.start()
-        try:
-            worker.wait_until_ready()
-            yield worker
-        finally:
-            stop(worker, within=5)
-            project.broker.delete(project.BEGUN)
+    """Run a worker that logs all it does."""
+    options = {"concurrency": _PROCESSES, "options": ("--without-heartbeat",)}
+    with workers(project, **options) as (worker,):
+        yield worker
+    project.broker.delete(project.BEGUN)

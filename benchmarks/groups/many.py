@@ -31,7 +31,11 @@ def measure(*, quick: bool) -> dict[str, Any]:
             with delayed(ports, ms / 1000) as fronts:
                 for kind, count in CALLERS:
                     row = _row(nodes, fronts, kind, count, seconds, rounds)
-                    rows.append({"kind": kind, "count": count, "ms": ms, **row})
+                    place = f"{ms:g} ms each way" if ms else "loopback"
+                    name = f"{count} {kind}, {place}"
+                    rows.append(
+                        {"name": name, "kind": kind, "count": count, "ms": ms, **row}
+                    )
     with DevNodes(5) as nodes:
         ports = [urlsplit(url).port or 0 for url in nodes.urls]
         healthy = _row(nodes, ports, "threads", 64, seconds, rounds)

@@ -42,8 +42,10 @@ def measure(*, quick: bool) -> dict[str, Any]:
     return {
         "locks": list(fills),
         "bytes_per_lock": found,
+        "most_bytes": max(found),
         "key_length": length,
         "fences_bytes": fences,
+        "fences_ratio": fences[1] / fences[0],
     }
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import statistics
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.runner import servers_cpu
+from benchmarks.workers import workers
 from celery_redlock.devnodes import DevNodes
-from celery_redlock.devnodes.processes import stop
-from tests.harness.commands import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _US = 1_000_000
 _READER = "publisher, reading results"
@@ -31,7 +27,8 @@ def measure(*, quick: bool) -> dict[str, Any]:
         os.environ["BENCHMARK_SERVERS"] = " ".join([*broker.urls, *nodes.urls])
         from benchmarks.groups import processes_app  # noqa: PLC0415  (reads the line above)
 
-        with _worker(processes_app.app) as main:
+        with workers(processes_app, concurrency=2) as (worker,):
+            main = worker.pid
             watched: dict[str, Callable[[], float]] = {
                 "publisher": time.process_time,
                 _READER: time.process_time,
@@ -57,32 +54,15 @@ def measure(*, quick: bool) -> dict[str, Any]:
                         if number >= 0:
                             found[name][process].append(cost)
         processes_app.app.close()
-    return {
+    cpu_us = {
         name: {process: statistics.median(costs) for process, costs in each.items()}
         for name, each in found.items()
     }
-
-
-@contextlib.contextmanager
-def _worker(app: Any) -> Iterator[int]:
-    """Run a worker with two children, and give its process id."""
-    with tempfile.TemporaryDirectory() as folder:
-        worker = Worker(
-            "benchmarks.groups.processes_app",
-            "worker",
-            folder=Path(folder),
-            concurrency=2,
-            options=("--without-heartbeat", "-l", "ERROR"),
-        )
-        worker.start()
-        try:
-            deadline = time.monotonic() + 30
-            while not app.control.ping(timeout=0.5):
-                if not worker.is_running or time.monotonic() > deadline:
-                    raise SystemExit(f"The worker did not start:\n{worker.logs()}")
-            yield worker.pid
-        finally:
-            stop(worker, within=20)
+    plain, ours = cpu_us["plain Celery"], cpu_us["celery-redlock"]
+    return {
+        "cpu_us": cpu_us,
+        "added": {name: ours[name] - plain[name] for name in plain},
+    }
 
 
 def _read(watched: dict[str, Callable[[], float]]) -> dict[str, float]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from benchmarks.groups.tasks import contender, worker
+from benchmarks.groups.tasks import PROCESSES, contender
 from benchmarks.runner import interleave, median_cost, ratio
+from benchmarks.workers import workers
 from celery_redlock.devnodes import DevNodes
 from tests.harness.servers import PostgreSQL, find_postgresql, sqlalchemy_url
 
@@ -30,7 +31,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
             from benchmarks.groups import records_app  # noqa: PLC0415  (reads these)
 
             records_app.create_rows()
-            with worker(records_app.app, records_app.__name__):
+            with workers(records_app, concurrency=PROCESSES):
                 costs = interleave(
                     [
                         contender(name, task, count)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,11 +19,10 @@ from celery.app.trace import build_tracer
 from celery_once import AlreadyQueued
 from kombu.utils.uuid import uuid
 
+from benchmarks.workers import IDLE, workers
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.devnodes import DevNodes
-from celery_redlock.devnodes.processes import stop
 from celery_redlock.locks.lease import Holder
-from tests.harness.commands import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -70,12 +68,14 @@ def measure(*, quick: bool) -> dict[str, Any]:
         in_a_row = _in_a_row(project, calls)
         project.app.close()
     return {
-        "rows": {name: _medians([rows[name] for rows in rounds]) for name in rounds[0]},
-        "to_run": {
-            name: median(
-                rows[name]["per_second"] / rows["distinct keys"]["per_second"]
-                for rows in rounds
-            )
+        "rows": {
+            name: _medians([rows[name] for rows in rounds])
+            | {
+                "to_run": median(
+                    rows[name]["per_second"] / rows["distinct keys"]["per_second"]
+                    for rows in rounds
+                )
+            }
             for name in rounds[0]
         },
         "storm": {"calls": storm, "rows": storms},
@@ -100,7 +100,7 @@ def _medians(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def _drained(project: Any, task: Any, count: int) -> dict[str, float]:
     """Return how fast a worker has handled so many calls of a task."""
-    with _worker(project.app) as worker:
+    with workers(project, concurrency=PROCESSES, options=IDLE) as (worker,):
         ids = _published(task, count)
         last = project.PLAIN.delay()
         used, began = _cpu(worker.pid), time.monotonic()
@@ -122,7 +122,7 @@ def _drained(project: Any, task: Any, count: int) -> dict[str, float]:
 
 def _in_a_row(project: Any, calls: int) -> dict[str, float]:
     """Return how long calls on one key take together, under ``retry``."""
-    with _worker(project.app):
+    with workers(project, concurrency=PROCESSES, options=IDLE):
         ids = [project.brief.delay(_BRIEF).id for _ in range(calls)]
         began = time.monotonic()
         project.app.control.add_consumer(_QUEUE)
@@ -202,25 +202,3 @@ def _cpu(group: int) -> float:
             if int(fields[2]) == group:
                 ticks += int(fields[11]) + int(fields[12])
     return ticks / float(os.sysconf("SC_CLK_TCK"))
-
-
-@contextlib.contextmanager
-def _worker(app: Any) -> Iterator[Worker]:
-    """Run a worker that takes no call yet."""
-    with tempfile.TemporaryDirectory() as folder:
-        worker = Worker(
-            "benchmarks.groups.refusals_app",
-            "worker",
-            folder=Path(folder),
-            concurrency=PROCESSES,
-            options=("--without-heartbeat", "-l", "ERROR", "-Q", "none-yet"),
-        )
-        worker.start()
-        try:
-            deadline = time.monotonic() + 60
-            while not app.control.ping(timeout=0.5):
-                if not worker.is_running or time.monotonic() > deadline:
-                    raise SystemExit(f"The worker did not start:\n{worker.logs()}")
-            yield worker
-        finally:
-            stop(worker, within=5)

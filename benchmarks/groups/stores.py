@@ -33,6 +33,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.groups import leases, tasks
 from benchmarks.runner import PATIENT, Contender, interleave, median_cost, ratio
+from benchmarks.workers import workers
 from celery_redlock.devnodes import DevNodes, DevStore
 from celery_redlock.errors import LockHeld, RedlockError
 from celery_redlock.locks.redlock import Redlock
@@ -170,7 +171,7 @@ def _tasks(url: str, *, quick: bool) -> dict[str, float]:
         module = "benchmarks.groups.stores_app"
         sys.modules.pop(module, None)  # it reads the line above, for each store
         project = importlib.import_module(module)
-        with tasks.worker(project.app, module):
+        with workers(project, concurrency=tasks.PROCESSES):
             costs = interleave(
                 [
                     tasks.contender(name, task, count)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import tempfile
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.runner import Contender, interleave, median_cost, ratio
+from benchmarks.workers import workers
 from celery_redlock.devnodes import DevNodes
-from celery_redlock.devnodes.processes import stop
-from tests.harness.commands import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PROCESSES = 2
 _numbers = itertools.count()
@@ -30,7 +22,7 @@ def measure(*, quick: bool, nodes: int = 5) -> dict[str, Any]:
         from benchmarks.groups import tasks_app  # noqa: PLC0415  (reads the line above)
 
         pids = [broker.nodes[0].pid]
-        with worker(tasks_app.app, tasks_app.__name__):
+        with workers(tasks_app, concurrency=PROCESSES):
             contenders = [
                 contender(name, task, count) for name, task in tasks_app.TASKS.items()
             ]
@@ -38,12 +30,17 @@ def measure(*, quick: bool, nodes: int = 5) -> dict[str, Any]:
         tasks_app.app.close()
     plain, us = costs["plain Celery"], costs["celery-redlock"]
     return {
-        "per_second": {name: 1e6 / median_cost(c).wall for name, c in costs.items()},
-        "to_plain": {name: ratio(plain, c) for name, c in costs.items()},
+        "rows": {
+            name: {
+                "per_second": 1e6 / median_cost(cost).wall,
+                "to_plain": ratio(plain, cost),
+                "client_us": median_cost(cost).cpu,
+            }
+            for name, cost in costs.items()
+        },
         "to_singleton": ratio(costs["celery-singleton"], us),
         "to_once": ratio(costs["celery-once"], us),
         "broker_us_per_task": median_cost(plain).servers,
-        "client_us_per_task": {n: median_cost(c).cpu for n, c in costs.items()},
     }
 
 
@@ -56,25 +53,3 @@ def contender(name: str, task: Any, count: int) -> Contender:
             result.get(timeout=60)
 
     return Contender(name, 0 if name == "plain Celery" else 1, run, count)
-
-
-@contextlib.contextmanager
-def worker(app: Any, module: str) -> Iterator[None]:
-    """Run a worker of this module while the block runs; it logs nothing of tasks."""
-    with tempfile.TemporaryDirectory() as folder:
-        process = Worker(
-            module,
-            "worker",
-            folder=Path(folder),
-            concurrency=PROCESSES,
-            options=("--without-heartbeat", "-l", "ERROR"),
-        )
-        process.start()
-        try:
-            deadline = time.monotonic() + 30
-            while not app.control.ping(timeout=0.5):
-                if not process.is_running or time.monotonic() > deadline:
-                    raise SystemExit(f"The worker did not start:\n{process.logs()}")
-            yield
-        finally:
-            stop(process, within=20)

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import GROUPS
-from benchmarks.report import Goal, Result, compared, filled, results, table
+from benchmarks.report import (
+    Goal,
+    Result,
+    compared,
+    filled,
+    goals,
+    results,
+    table,
+)
 from benchmarks.runner import (
     Contender,
     Cost,
@@ -92,22 +100,20 @@ def test_contenders_take_turns_and_each_is_first_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "limit", "at_least", "mark"),
+    ("value", "limit", "mark"),
     [
-        (1.2, 1.25, False, "reached"),
-        (1.25, 1.25, False, "reached"),
-        (1.5, 1.25, False, "missed by 20%"),
-        (3.5, 3.0, True, "reached"),
-        (2.0, 3.0, True, "missed by 33%"),
+        (1.2, "≤ 1.25 ×", "reached"),
+        (1.25, "≤ 1.25", "reached"),
+        (1.5, "≤ 1.25 s", "missed by 20%"),
+        (3.5, "≥ 3 ×", "reached"),
+        (2.0, "≥ 3 ×", "missed by 33%"),
     ],
 )
 def test_result_shows_by_how_much_it_misses_its_goal(
-    value: float, limit: float, at_least: bool, mark: str
+    value: float, limit: str, mark: str
 ) -> None:
     """The mark is in per cent of the goal."""
-    goal = Goal("", lambda _: value, limit, at_least=at_least)
-
-    result = Result(goal, value)
+    result = Result(Goal("group", "figure", limit, "what"), value)
 
     assert result.row()[-1] == mark
     assert result.is_reached == (mark == "reached")
@@ -169,9 +175,13 @@ def test_table_is_aligned_right_except_its_first_column() -> None:
     ],
 )
 def test_group_measures(group: str) -> None:
-    """A group that names what is gone would be seen by the next to measure only."""
+    """Each figure that has a goal is there, but those of programs that are not."""
     command = (sys.executable, "-m", "benchmarks", "--group", group, "--quick")
 
     printed = end_of(*command, cwd=ROOT, seconds=300).stdout
 
-    assert json.loads(printed.splitlines()[-1])
+    found = json.loads(printed.splitlines()[-1])
+    measured = {result.goal for result in results({group: found})}
+    absent = {goal for goal in goals() if goal.group == group} - measured
+    assert found
+    assert all(goal.figure.split(".")[1] in found["missing"] for goal in absent)
