@@ -35,3 +35,6 @@ def _command(app: str) -> str:
 
 COMMAND = command_of(sys.argv, os.environ)
 """The command with the app of this process, or with ``proj`` where it has none."""
+
+DOCS = "https://github.com/celery-redlock/celery-redlock/blob/main/docs/"
+"""The address of the documentation, which is not in the wheel."""

@@ -12,8 +12,12 @@ if TYPE_CHECKING:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word that is nearest; ``""`` if none is near."""
-    return "".join(difflib.get_close_matches(word, known, n=1))
+    """Return the known word that is nearest; ``""`` if none is near.
+
+    Capital letters make no difference.
+    """
+    words = {one.lower(): one for one in known}
+    return "".join(words[n] for n in difflib.get_close_matches(word.lower(), words, 1))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -21,7 +25,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     if near := nearest(word, names):
         return f"Did you mean {near!r}?"
-    return f"There is {', '.join(map(repr, names))}." if names else "There is none."
+    if not names:
+        return "There is none."
+    return f"There {'is' if len(names) == 1 else 'are'} {', '.join(map(repr, names))}."
 
 
 def check_word(name: str, value: object, known: Collection[str]) -> None:

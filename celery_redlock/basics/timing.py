@@ -105,9 +105,9 @@ class Timing:
             )
         if seconds <= _LEAST_ROUNDS * self.node_timeout:
             raise ConfigurationError(
-                f"The ttl of {seconds:g} s must be more than three node time-outs "
-                f"({self.node_timeout:g} s each), or the lock can expire before it is "
-                "granted."
+                f"The ttl of {seconds:g} s is not above three node time-outs "
+                f"({self.node_timeout:g} s each): the lock could expire before it is "
+                "granted. Raise it, or lower redlock_node_timeout."
             )
         return seconds
 

@@ -433,7 +433,12 @@ class _Formatter(string.Formatter):
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, str]:  # noqa: ARG002  (its base's)
         name, steps = _parsed_field(field_name)
         value = kwargs[name]
-        for step in steps:  # text: only a dict accepts that as an index
+        for step in steps:
+            if not isinstance(value, (dict, list)):
+                raise TypeError(
+                    f"{{{field_name}}} looks into a dict or a list of the message, and "
+                    f"finds what is {_type_name(value)}"
+                )
             place: Any = int(step) if isinstance(value, list) else step
             value = value[place]
         return value, name

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from celery_redlock.basics.command import DOCS
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -27,8 +29,8 @@ _OPTIONS = {
 }
 
 FOREIGN = {
-    name: f"It is an option of {library}. docs/how-to/migrate-from-{library}.md says "
-    "what to write instead of it."
+    name: f"It is an option of {library}. What to write "
+    f"instead of it: {DOCS}how-to/migrate-from-{library}.md"
     for library, names in _OPTIONS.items()
     for name in names
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from celery_redlock.basics.signature import signature_of
-from celery_redlock.basics.spelling import check_word
+from celery_redlock.basics.spelling import check_word, did_you_mean
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.policies.allow import Run
 from celery_redlock.policies.base import (
@@ -68,6 +68,13 @@ class PolicyOption(Generic[_SituationT, _DecisionT]):
         if isinstance(value, self.base):
             return lambda _: value
         if not callable(value) or isinstance(value, type) or not _takes_one(value):
+            wrong = value.keys() - self.stages if isinstance(value, Mapping) else ()
+            if self.stages and wrong:
+                stage = min(wrong, key=str)
+                raise ConfigurationError(
+                    f"{self.name}={value!r} is not a policy, because there is no "
+                    f"stage {stage!r}. {did_you_mean(str(stage), self.stages)}"
+                )
             raise ConfigurationError(
                 f"{self.name}={value!r} is not a policy. Give {self.choices()}, or a "
                 "callable that takes the situation and returns one of these."

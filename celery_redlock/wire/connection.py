@@ -234,8 +234,9 @@ def _opened(  # noqa: PLR0911  (one for each kind of failure)
         connection = None
         return made  # noqa: TRY300  (only one that could not be made is closed below)
     except AuthenticationError as error:
-        is_perhaps_off = "disabled" in str(error)  # Redis does not tell which it is
-        return f"{REJECTED}{_SWITCH_ON if is_perhaps_off else ''}"
+        return next(
+            (t for sign, t in _NOT_LET_IN.items() if sign in str(error)), REJECTED
+        )
     except TimeoutError as error:
         if "handshake" in str(error.__context__):
             return _NO_TLS_ANSWER.format(timeout=timeout)
@@ -345,6 +346,17 @@ _KNOWN = {
         "redlock_nodes: another server listens there"
     ),
 }
+_NO_CREDENTIALS = (
+    "asks for a password; write it into redlock_nodes, as in "
+    "redis://:password@host:6379/0"
+)
+# What Redis says of credentials -> fact and remedy.
+_NOT_LET_IN = {
+    "Authentication required": _NO_CREDENTIALS,
+    "must be called with the client already authenticated": _NO_CREDENTIALS,
+    # Redis does not tell which it is.
+    "disabled": f"{REJECTED}, or switch that user on (ACL SETUSER ... on)",
+}
 _UNKNOWN_HOST = (
     "has a host name that this machine does not know; correct it in redlock_nodes, or "
     "check the name service"
@@ -374,7 +386,6 @@ NO_ANSWER = (
     "accepts connections, but did not answer within {timeout:g} s; see whether its "
     "process is stopped, is busy or swaps. Do not restart it: that loses its locks"
 )
-_SWITCH_ON = ", or switch that user on (ACL SETUSER ... on)"
 _NO_TLS_ANSWER = (
     "did not answer as a TLS server within {timeout:g} s; write redis:// in its URL if "
     "it is a Redis without TLS, else see whether its process is stopped, is busy or "

@@ -57,7 +57,7 @@ def test_findings_are_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> N
     levels = [record.levelname for record in caplog.records]
     assert levels == ["ERROR", "WARNING", "INFO"]
     assert caplog.messages[0] == (
-        "The doctor found 1 error, 2 warnings, 1 note: replica, slow, even-nodes. "
+        "The doctor found 1 error, 2 warnings, 1 note: replica, slow (2), even-nodes. "
         "`celery -A proj redlock doctor` describes each, and its remedy."
     )
     first = vars(caplog.records[0])
@@ -253,7 +253,7 @@ def test_ttl_too_short_for_the_node_timeout() -> None:
     ("options", "fact", "remedy"),
     [
         ({"ttl": 90}, "the ttl of 90 s is above max_ttl (60 s)", "Lower the ttl"),
-        ({"ttl": 0.1}, "the ttl of 0.1 s must be more than three", "Raise it"),
+        ({"ttl": 0.1}, "the ttl of 0.1 s is not above three", "Raise it"),
         ({"hold_at_least": 61}, "hold_at_least is 61 s, above", "Lower it."),
     ],
 )

@@ -114,7 +114,7 @@ def test_value_that_is_no_duration_is_refused(name: str, value: Any) -> None:
     ("ttl", "fault"),
     [
         (90, "The ttl of 90 s is above max_ttl (60 s)"),
-        (0.15, "The ttl of 0.15 s must be more than three node time-outs"),
+        (0.15, "The ttl of 0.15 s is not above three node time-outs (0.05 s each)"),
     ],
 )
 def test_ttl_that_does_not_fit_is_refused(ttl: float, fault: str) -> None:

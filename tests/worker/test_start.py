@@ -14,7 +14,7 @@ from tests.harness.waiting import until
 
 FOUND = re.compile(
     r" (\w+) MainProcess celery_redlock\.operations\.doctor\] The doctor found "
-    r"([^:]+): ([a-z, -]+)\."
+    r"([^:]+): ([a-z0-9, ()-]+)\."
 )
 
 

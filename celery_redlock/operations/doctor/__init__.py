@@ -129,14 +129,14 @@ def log_findings(findings: Iterable[Finding]) -> None:
     for finding in found:
         fields = log_fields("finding", code=finding.code, about=finding.about)
         log.debug("%s: %s", finding.severity.word, finding, extra=fields)
-    codes = list(dict.fromkeys(finding.code for finding in found))
+    codes = Counter(finding.code for finding in found)
     log.log(
         _LEVELS[worst],
         "The doctor found %s: %s. %s describes each, and its remedy.",
         counted(found),
-        ", ".join(codes),
+        ", ".join(f"{c} ({n})" if n > 1 else c for c, n in codes.items()),
         f"`{COMMAND} doctor`",
-        extra=log_fields("findings", number=len(found), codes=codes),
+        extra=log_fields("findings", number=len(found), codes=list(codes)),
     )
 
 

@@ -62,8 +62,8 @@ def number(case: Case) -> Iterator[Finding]:
         yield Finding(
             "few-nodes",
             NOTE if nodes == 1 else WARNING,
-            f"There {'is 1 node' if nodes == 1 else f'are {nodes} nodes'}: while one "
-            "is down, no lock is granted.",
+            f"There {'is 1 node: while it' if nodes == 1 else 'are 2 nodes: while one'}"
+            " is down, no lock is granted.",
             "This is enough to begin. Use three or five when locks must survive the "
             "loss of a node.",
         )
@@ -86,7 +86,7 @@ def hosts(case: Case) -> Iterator[Finding]:
     yield Finding(
         "one-host",
         NOTE if place == _HERE else WARNING,
-        f"All {len(case.reports)} nodes are on {place}, and fail together with it.",
+        f"The {len(case.reports)} nodes are all on {place}, and fail together with it.",
         "In production, put each on a machine of its own.",
     )
 

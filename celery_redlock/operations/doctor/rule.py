@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from celery_redlock.basics.command import DOCS
 from celery_redlock.operations.doctor.inquiry import Workers
 from celery_redlock.operations.inspect import voting_nodes
 from celery_redlock.options.broker import visibility_timeout
@@ -51,10 +52,6 @@ class Severity(enum.IntEnum):
 
 
 NOTE, WARNING, ERROR = Severity
-_PAGE = (
-    "https://github.com/celery-redlock/celery-redlock/blob/main/docs/reference/"
-    "findings.md"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ class Finding:
 
 def address_of(code: str) -> str:
     """Return the address of the page that describes findings with this code."""
-    return f"{_PAGE}#{code}"
+    return f"{DOCS}reference/findings.md#{code}"
 
 
 def worst_of(findings: Iterable[Finding]) -> Severity | None:

@@ -87,7 +87,7 @@ def durations(it: LockTask, case: Case) -> Iterator[Finding]:
             "option",
             ERROR,
             f"is published, but no worker starts with it: {reason}",
-            remedy or "Raise it, or lower redlock_node_timeout.",
+            remedy,
         )
 
 

@@ -510,6 +510,14 @@ def test_template_never_looks_at_attributes(step: str) -> None:
             rule.key_of([value], {})
 
 
+def test_template_that_looks_into_a_number_says_so() -> None:
+    """The error has the field and the type, and not what Python says of an index."""
+    rule = rule_of(key="order:{a.id}")
+
+    with pytest.raises(FingerprintError, match=r"\{a.id\} looks into a dict .* is int"):
+        rule.key_of([7], {})
+
+
 def test_long_key_is_cut_and_stays_unique() -> None:
     """A text above 512 characters keeps its beginning and ends in a hash."""
     rule = rule_of(key="{a}")

@@ -441,7 +441,7 @@ def test_option_without_effect_is_refused(options: dict[str, Any], remedy: str) 
     ("options", "fault"),
     [
         ({"ttl": 61}, "proj.f: The ttl of 61 s is above max_ttl (60 s)"),
-        ({"ttl": 0.1}, "proj.f: The ttl of 0.1 s must be more than three"),
+        ({"ttl": 0.1}, "proj.f: The ttl of 0.1 s is not above three"),
         ({"hold_at_least": 61}, "proj.f: hold_at_least is 61 s, above redlock_max_ttl"),
     ],
 )

@@ -278,6 +278,7 @@ def test_value_that_is_no_policy_is_refused(option: Option, value: Any) -> None:
     [
         (ON_CONFLICT, "skipp", "skip"),
         (ON_CONFLICT, "Raise", "raise"),
+        (ON_CONFLICT, "RETRY", "retry"),
         (ON_LOCK_LOST, "abrot", "abort"),
         (ON_BACKEND_ERROR, "rerty", "retry"),
     ],
@@ -291,7 +292,7 @@ def test_unknown_word_gets_the_nearest(option: Option, word: str, near: str) -> 
 @pytest.mark.parametrize("word", ["return_existing", "terminate", ""])
 def test_word_that_does_not_exist_is_refused(word: str) -> None:
     """Where no word is near, the error names all words."""
-    with pytest.raises(ConfigurationError, match=r"There is 'allow', .*'buffer_one'"):
+    with pytest.raises(ConfigurationError, match=r"There are 'allow', .*'buffer_one'"):
         ON_CONFLICT.policy(word)
 
 
@@ -319,6 +320,8 @@ def test_policy_can_be_given_for_each_stage() -> None:
     for value in ({}, {"publsh": "skip"}, {"execute": "skip", "before": "skip"}):
         with pytest.raises(ConfigurationError, match="is not a policy"):
             at_execution(value)
+    with pytest.raises(ConfigurationError, match=r"'publsh'.* Did you mean 'publish'"):
+        at_execution({"publsh": "skip"})
 
 
 @pytest.mark.parametrize("word", sorted(ON_CONFLICT.words))
