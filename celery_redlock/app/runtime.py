@@ -25,10 +25,10 @@ from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.process import Background, OfOneProcess
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.locking import watchdog_of
-from celery_redlock.settings import Settings
+from celery_redlock.settings import Settings, setting_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from celery import Celery, Task
     from celery.utils.dispatch import Signal
@@ -54,6 +54,22 @@ _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 _instead: list[Callable[[Any], Runtime]] = []  # filled only by tests
 
 
+def _refuse_fallback(app: Celery, defaults: Mapping[str, Any]) -> None:
+    """Refuse the app that Celery makes where none is current and none is the default.
+
+    A shared task gets it in a thread: an app is current in the thread that made it.
+    """
+    is_fallback = app.main == "default" and not app.set_as_current
+    if is_fallback and not (
+        setting_in(app.conf, "redlock_nodes") or "nodes" in defaults
+    ):
+        raise ConfigurationError(
+            "No app is current in this thread, so a shared task uses Celery's fallback "
+            "app, which has no redlock_nodes. Nothing can be locked; call "
+            "app.set_default() where your app is made, or give the task app=..."
+        )
+
+
 class Runtime:
     """Settings, lock service, watchdog and resolved options of one app.
 
@@ -66,6 +82,7 @@ class Runtime:
 
     def __init__(self, app: Celery, **defaults: Any) -> None:
         mask(app)
+        _refuse_fallback(app, defaults)
         self._app = weakref.ref(app)
         self.settings = Settings.of(app.conf, **defaults)
         # Set by assignment; a module or an object is read once by Celery, too.

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery, Task, signals
+from celery import Celery, Task, _state, signals
 from celery.beat import ScheduleEntry
 from celery.local import Proxy
 from celery.utils.dispatch import Signal
@@ -176,6 +176,20 @@ def test_worker_without_locked_tasks_needs_no_nodes() -> None:
 
     signals.worker_init.send(sender=Starting(app))
     signals.worker_ready.send(sender=Starting(app))
+
+
+def test_thread_without_a_current_app_is_told_to_name_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Celery gives its fallback to a shared task there, and not the app with nodes."""
+    monkeypatch.setattr(_state, "default_app", None)
+    with ThreadPoolExecutor(1) as thread:
+        refused = thread.submit(lambda: runtime_of(_state.get_current_app()))
+        with pytest.raises(ConfigurationError) as error:
+            refused.result()
+
+    assert "Celery's fallback app" in str(error.value)
+    assert "app.set_default()" in str(error.value)
 
 
 def test_worker_without_nodes_discards_what_it_cannot_decode(
