@@ -46,7 +46,7 @@ def type_the_readme(reader: Reader, redis: str) -> None:
     reader.run(INIT, typed="y\n")
 
     with (
-        reader.terminal(f"{WORKER} -c 2 -l INFO", "worker") as worker,
+        reader.terminal(f"{WORKER} -l INFO", "worker") as worker,
         ThreadPoolExecutor(1) as pool,
     ):
         until_said(worker, "ready")
