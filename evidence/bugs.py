@@ -647,8 +647,8 @@ BUGS = (
         found_by=Finder.TORTURE,
         fixed_in="fc8ba5f",
         way=Guard(
-            "tests/worker/test_endings.py::"
-            "test_hard_limit_is_the_result_of_a_call_that_is_just_republished"
+            "tests/unit/tasks/test_request.py::test_hard_limit_is_the_result_of_a_call_"
+            "that_was_about_to_be_republished"
         ),
     ),
     Bug(

@@ -10,12 +10,12 @@ import pytest
 from celery import states
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
-from tests.harness.deployment import Deploy, Deployment, Site
+from tests.harness.deployment import Deploy, Deployment
 from tests.harness.lock_nodes import FREED_WITHIN
 from tests.harness.processes import is_alive
 from tests.harness.stage import Run
 from tests.harness.waiting import until
-from tests.worker.support import redelivery, stored_by
+from tests.worker.support import redelivery
 
 # -- The end of the body -----------------------------------------------------------
 
@@ -83,22 +83,6 @@ def test_hard_limit_frees_the_lock_once_the_child_is_gone(
 
     prefork.nodes.until_free(key)
     assert has_ended(prefork.stage.runs(key))
-
-
-@pytest.mark.long
-def test_hard_limit_is_the_result_of_a_call_that_is_just_republished(
-    deploy: Deploy, site: Site, key: str
-) -> None:
-    """Its child stores RETRY after the end, and is killed before it publishes."""
-    here = deploy(settings=stored_by(site, "RetryAfterTheLimit"))
-    here.begin("job-retry", key)
-
-    result = here.send("job-retry", key, time_limit=1)
-
-    until(lambda: here.stage.notes(key, "retry-stored"), 30)
-    until(lambda: result.state == states.FAILURE, 30)
-    with pytest.raises(TimeLimitExceeded):
-        result.get(timeout=5)
 
 
 @pytest.mark.parametrize("signame", ["TERM", "KILL"])

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from celery import current_task, states
@@ -48,32 +47,6 @@ class LateResults(RedisBackend):
                 break
             threading.Event().wait(0.01)
         return super()._set_with_state(key, value, state)
-
-
-class RetryAfterTheLimit(RedisBackend):
-    """Stores RETRY after the FAILURE of a hard time limit, and before the kill.
-
-    The main process stores FAILURE twice, then waits for the child's note; the child
-    stores RETRY, notes it, waits for its end, and publishes nothing.
-    """
-
-    def _set_with_state(self, key: bytes, value: str, state: str) -> Any:
-        if state == states.RETRY:
-            self._until(lambda: self.client.get(key + b".failures") == b"2")
-        stored = super()._set_with_state(key, value, state)
-        if state == states.RETRY:
-            stage().note(current_task.request.args[0], "retry-stored")
-            self.client.set(key + b".noted", 1)
-            self._until(lambda: False)
-        elif state == states.FAILURE and self.client.incr(key + b".failures") == 2:
-            self._until(lambda: self.client.exists(key + b".noted"))
-        return stored
-
-    @staticmethod
-    def _until(condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + _COPY_COMES_WITHIN
-        while not condition() and time.monotonic() < until:
-            threading.Event().wait(0.01)
 
 
 class KilledInChords(RedisBackend):
