@@ -1,7 +1,7 @@
 """Each end of a call ends what the nodes keep of it: its claim, its place, its entry.
 
 The calls are of tasks that have several of these at once: a claim and a place in the
-line, or an entry in the successor register. `test_backlog_ends` has the backlogs.
+line, or an entry in the successor register.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import pytest
 from celery import states
 from celery.result import AsyncResult
 
+from celery_redlock import singleton_task
 from tests.harness.deployment import Deploy, Deployment
 from tests.harness.waiting import until
+from tests.worker.project.jobs import ENTERED
 
 NUMBERS = 1_000_000_000_000  # scores of calls that wait are above
 RECORDS = {"entered": {"claim", "place"}, "followed": {"successor"}}
@@ -144,6 +146,25 @@ def test_expiry_in_the_queue_ends_all_entries(
     assert prefork.stage.runs(key) == []
 
 
+def test_call_of_a_task_that_was_removed_ends_its_entries(
+    here: Deployment, key: str
+) -> None:
+    """A deploy has removed it from the workers alone, and they discard the message."""
+    queue, name = f"aside-{key}", "entered-removed"
+
+    @singleton_task(app=here.app, name=name, key="{key}", shared=False, **ENTERED)
+    def removed(key: str) -> str:
+        return key
+
+    call = entered(here, name, key, queue=queue)
+    here.app.tasks.unregister(name)
+
+    here.app.control.add_consumer(queue, reply=True, limit=1)
+
+    until_ended(here, key, name, call)
+    here.app.control.cancel_consumer(queue, reply=True, limit=1)
+
+
 def test_message_that_cannot_be_decoded_ends_its_entries(
     here: Deployment, key: str
 ) -> None:
@@ -176,6 +197,21 @@ def test_call_that_rabbitmq_discards_loses_its_place(
     call = entered(on_rabbitmq, "entered", key, queue=f"aside-{key}", expires=1)
 
     until_ended(on_rabbitmq, key, "entered", call)
+
+
+def test_place_of_a_refused_call_stays_while_it_waits(
+    here: Deployment, key: str
+) -> None:
+    """Its countdown ends again and again, and its worker keeps the place."""
+    holder = here.begin("placed", key)
+    call = here.send("placed", key)
+    until(lambda: found(here, key, "placed", call.id), what="its place")
+
+    here.send("plain-clock", key, countdown=3).get(timeout=60)
+
+    assert found(here, key, "placed", call.id) == {"place"}
+    here.finish(key, holder, call)
+    until_ended(here, key, "placed", call)
 
 
 @tasks

@@ -9,7 +9,6 @@ from celery import Celery
 from celery_redlock import singleton_task
 from tests.worker.project.body import hold
 
-GONE = "gone"
 CLAIMED: dict[str, Any] = {"unique_while": "queued_or_running"}
 
 
@@ -23,23 +22,16 @@ def more(key: str, force: bool = False, *, depth: int = 3) -> str:  # noqa: FBT0
     return hold(key)
 
 
-def strict(key: str, force: bool) -> str:
-    """Run until the gate opens; a call of the first version does not fit."""
-    return hold(key)
-
-
 VERSIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "first": (first, CLAIMED),
     "one argument more": (more, CLAIMED),
     "another key": (first, {**CLAIMED, "key": "evolved:{key}"}),
     "unclaimed": (first, {}),
-    "no default": (strict, CLAIMED),
 }
 
 
 def register(app: Celery) -> None:
     """Define the task as it is in the version that the app's settings name."""
     version = app.conf.get("project_version", "first")
-    if version != GONE:
-        body, options = VERSIONS[version]
-        singleton_task(app=app, name="evolving", shared=False, **options)(body)
+    body, options = VERSIONS[version]
+    singleton_task(app=app, name="evolving", shared=False, **options)(body)
