@@ -9,7 +9,9 @@ copy does after its lock was lost. A database can: it refuses the late copy.
 * `fences` refuses a write whose fence is less than the stored one.
 * `stored` writes values into columns of records and messages.
 
-``contrib.django`` and ``contrib.sqlalchemy`` store all this with their ORM.
+``contrib.django`` and ``contrib.sqlalchemy`` store all this with their ORM. Both have
+the few statements, each in its own words. In SQL they would be there once, and this
+package would have to know what an ORM knows: dialects, moments, parameters.
 """
 
 from __future__ import annotations

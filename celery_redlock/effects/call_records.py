@@ -94,10 +94,10 @@ def from_row(kind: type[_T], row: Mapping[Any, Any]) -> _T:
 
 
 class RecordStore(Protocol):
-    """The records in one database. It may be used by several threads at once."""
+    """The records in one database. It may be used by several threads at once.
 
-    def check(self) -> None:
-        """Raise ConfigurationError if it can never work. Connects to nothing."""
+    To make one connects to nothing, and raises ConfigurationError if it can never work.
+    """
 
     def transaction(
         self, record_id: str, *, may_be_nested: bool = False

@@ -29,6 +29,7 @@ import logging
 import weakref
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery import Task, current_app, shared_task
@@ -113,10 +114,10 @@ class Which:
 
 
 class MessageStore(Protocol):
-    """The messages in one database. It may be used by several threads at once."""
+    """The messages in one database. It may be used by several threads at once.
 
-    def check(self) -> None:
-        """Raise ConfigurationError if it can never work. Connects to nothing."""
+    To make one connects to nothing, and raises ConfigurationError if it can never work.
+    """
 
     def write(
         self, message: OutboxMessage, session: Any, then: Callable[[list[str]], None]
@@ -179,7 +180,6 @@ class Outbox:
     ) -> None:
         self._database = database
         self._app = app
-        self._opened: MessageStore | None = None
         check_database("The database of an Outbox", database)
         _known.add(self)
 
@@ -306,16 +306,15 @@ class Outbox:
     def __str__(self) -> str:
         return f"the outbox of {self.name!r}"
 
-    @property
+    @cached_property
     def _store(self) -> MessageStore:
-        if self._opened is None:
-            self._opened = open_store(
-                "An Outbox",
-                self._database,
-                django="django.outbox:DjangoMessages",
-                sqlalchemy="sqlalchemy.outbox:SqlAlchemyMessages",
-            )
-        return self._opened
+        store: MessageStore = open_store(
+            "An Outbox",
+            self._database,
+            django="django.outbox:DjangoMessages",
+            sqlalchemy="sqlalchemy.outbox:SqlAlchemyMessages",
+        )
+        return store
 
     # -- publishing ----------------------------------------------------------------
 

@@ -119,7 +119,7 @@ def check_database(what: str, database: object) -> None:
 
 
 def open_store(what: str, database: object, *, django: str, sqlalchemy: str) -> Any:
-    """Return the store of records or messages in a database, checked.
+    """Return the store of records or messages in a database.
 
     Its class is ``"module:Class"`` in ``contrib``, for each of the two packages.
 
@@ -131,11 +131,9 @@ def open_store(what: str, database: object, *, django: str, sqlalchemy: str) -> 
     package, name = ("Django", django) if is_django else ("SQLAlchemy", sqlalchemy)
     try:
         kind = symbol_by_name(f"celery_redlock.contrib.{name}")  # type: ignore[no-untyped-call]
-        store: Any = kind(database)
     except ImportError as error:
         raise ConfigurationError(
             f"{what} with {database!r} needs {package}, which cannot be imported "
             f"({error}). Install it, or leave that out."
         ) from error
-    store.check()
-    return store
+    return kind(database)

@@ -31,11 +31,8 @@ class DjangoMessages:
     """The messages in one database of Django: an `effects.outbox.MessageStore`."""
 
     def __init__(self, alias: str) -> None:
+        check_alias(f"Outbox({alias!r})", alias)
         self._alias = alias
-
-    def check(self) -> None:
-        """Refuse an alias that does not exist, and a project without the app."""
-        check_alias(f"Outbox({self._alias!r})", self._alias)
 
     def write(
         self, message: OutboxMessage, session: Any, then: Callable[[list[str]], None]

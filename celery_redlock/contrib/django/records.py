@@ -51,11 +51,8 @@ class DjangoRecords:
     """The records in one database of Django: an `effects.call_records.RecordStore`."""
 
     def __init__(self, alias: str) -> None:
+        check_alias(f"exactly_once_in={alias!r}", alias)
         self._alias = alias
-
-    def check(self) -> None:
-        """Refuse an alias that does not exist, and a project without the app."""
-        check_alias(f"exactly_once_in={self._alias!r}", self._alias)
 
     @contextlib.contextmanager
     def transaction(

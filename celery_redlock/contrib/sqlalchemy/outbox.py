@@ -96,10 +96,7 @@ class SqlAlchemyMessages:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
-
-    def check(self) -> None:
-        """Refuse a callable that returns no session. This opens no connection."""
-        self._new_session().close()
+        self._new_session().close()  # which opens no connection
 
     def write(
         self, message: OutboxMessage, session: Any, then: Callable[[list[str]], None]
