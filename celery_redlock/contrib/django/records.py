@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -61,13 +60,9 @@ class DjangoRecords:
         """Run the block in a transaction, with the record of this id; then commit."""
         if not may_be_nested:
             self._refuse_open_transaction()
-        atomic, found = self._begin(record_id)
-        try:
+        opened, found = self._begin(record_id)
+        with opened:
             yield found
-        except BaseException:
-            atomic.__exit__(*sys.exc_info())
-            raise
-        atomic.__exit__(None, None, None)
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -108,27 +103,19 @@ class DjangoRecords:
                 "transaction, or AUTOCOMMIT."
             )
 
-    def _begin(self, record_id: str) -> tuple[Any, CallRecord | None]:
+    def _begin(self, record_id: str) -> tuple[contextlib.ExitStack, CallRecord | None]:
         connection = connections[self._alias]
         for is_last in (False, True):
-            atomic, its = transaction.atomic(using=self._alias), connection.connection
-            try:
-                atomic.__enter__()
-            except (DatabaseError, InterfaceError):
-                if is_last or its is None:
-                    raise
-                _replace(connection)
-                continue
+            connection.ensure_connection()
             its = connection.connection
             try:
-                return atomic, self._find(record_id)
-            except BaseException as error:
-                atomic.__exit__(*sys.exc_info())
-                if not isinstance(error, (DatabaseError, InterfaceError)):
-                    raise
+                with contextlib.ExitStack() as opened:
+                    opened.enter_context(transaction.atomic(using=self._alias))
+                    found = self._find(record_id)
+                    return opened.pop_all(), found
+            except (DatabaseError, InterfaceError) as error:
                 # Django may have connected anew by now, in place of a dead one.
-                is_same = its is not None and connection.connection is its
-                is_open = is_same and connection.is_usable()
+                is_open = connection.connection is its and connection.is_usable()
                 if is_open or connection.in_atomic_block:
                     self._refuse_missing_table(error)
                     raise
