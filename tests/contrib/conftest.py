@@ -9,7 +9,7 @@ from kombu.utils.uuid import uuid
 from sqlalchemy.orm import Session
 
 from celery_redlock.testing import FakeNodes
-from tests.contrib.ledgers import Ledger, closing_connections, open_ledger
+from tests.contrib.ledgers import Ledger, lent, open_ledger
 from tests.contrib.storages import Shop, SqlAlchemyStorage, Storage, open_storage
 from tests.harness.servers import PostgreSQL, sqlalchemy_url
 from tests.harness.store_nodes import postgresql
@@ -62,10 +62,7 @@ def storage(orm: str, database: str) -> Storage:
 @pytest.fixture
 def ledger(orm: str, database: str) -> Iterator[Ledger]:
     """Give rows, records and messages, by each ORM in each database."""
-    ledger = open_ledger(orm, database)
-    with closing_connections():
-        yield ledger
-        ledger.clear()
+    yield from lent(open_ledger(orm, database))
 
 
 @pytest.fixture

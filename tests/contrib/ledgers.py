@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import connections, transaction
@@ -158,11 +158,19 @@ class SqlAlchemyLedger:
 
 
 Ledger = DjangoLedger | SqlAlchemyLedger
+_AnyLedger = TypeVar("_AnyLedger", bound=Ledger)
 
 
 def open_ledger(orm: str, url: str) -> Ledger:
     """Open a database with this ORM, and create its tables if there are none."""
     return DjangoLedger(url) if orm == "django" else SqlAlchemyLedger(url)
+
+
+def lent(ledger: _AnyLedger) -> Iterator[_AnyLedger]:
+    """Give a ledger to a test, and clear it after the test."""
+    with closing_connections():
+        yield ledger
+        ledger.clear()
 
 
 def elsewhere(do: Callable[[], Any]) -> Any:

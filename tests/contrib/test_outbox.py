@@ -10,6 +10,7 @@ import logging
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ from tests.unit.tasks.support import Worker, open_app
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from celery.result import AsyncResult
     from sqlalchemy import Engine
 
 EMPTY = Waiting(0, 0.0)
@@ -68,12 +70,6 @@ LEVELS = """
 
 
 @pytest.fixture
-def outbox(worker: Worker, ledger: Ledger) -> Outbox:
-    """Give an outbox in the database of the rows."""
-    return Outbox(ledger.database, app=worker.app)
-
-
-@pytest.fixture
 def ship(worker: Worker) -> Any:
     """Give a task that messages start."""
 
@@ -82,6 +78,45 @@ def ship(worker: Worker) -> Any:
         return f"{order} {fast}"
 
     return ship
+
+
+@dataclass
+class Post:
+    """An outbox in the database of the rows, and the worker whose app publishes."""
+
+    worker: Worker
+    ledger: Ledger
+    outbox: Outbox
+    ship: Any
+
+    def send(self, *args: Any, task: Any = None, **options: Any) -> AsyncResult:
+        """Write a message in a transaction that commits."""
+        task = task or self.ship
+        with self.ledger.transaction() as session:
+            return self.outbox.send(task, args, session=session, **options)
+
+    def refuse(
+        self, error: type[Exception], said: str, *args: Any, **message: Any
+    ) -> None:
+        """Let a message be refused in a transaction that commits nothing of it."""
+        task = message.pop("task", self.ship)
+        with self.ledger.transaction() as session, pytest.raises(error, match=said):
+            self.outbox.send(task, args, session=session, **message)
+        assert self.outbox.waiting() == EMPTY
+
+    def published(self) -> list[tuple[str, Any]]:
+        """Return the ids and arguments of the messages that were published."""
+        return deliver(self.worker)
+
+    def ids(self) -> list[str]:
+        """Return the ids of the messages that were published."""
+        return [found for found, _ in self.published()]
+
+
+@pytest.fixture
+def post(worker: Worker, ledger: Ledger, ship: Any) -> Post:
+    """Give an outbox by each ORM in each database."""
+    return Post(worker, ledger, Outbox(ledger.database, app=worker.app), ship)
 
 
 class Killed(BaseException):
@@ -106,28 +141,24 @@ def deliver(worker: Worker) -> list[tuple[str, Any]]:
 # -- Published after the commit ------------------------------------------------------
 
 
-def test_message_is_published_after_the_commit(
-    worker: Worker, ledger: Ledger, outbox: Outbox, ship: Any
-) -> None:
+def test_message_is_published_after_the_commit(post: Post) -> None:
     """Not before; its id is known from the beginning, and it is in no table then."""
-    with ledger.transaction() as session:
-        result = outbox.send(ship, ("a",), {"fast": True}, session=session)
-        assert deliver(worker) == []
+    with post.ledger.transaction() as session:
+        result = post.outbox.send(post.ship, ("a",), {"fast": True}, session=session)
+        assert post.published() == []
 
-    assert deliver(worker) == [(result.id, [["a"], {"fast": True}])]
-    assert outbox.waiting() == EMPTY
+    assert post.published() == [(result.id, [["a"], {"fast": True}])]
+    assert post.outbox.waiting() == EMPTY
 
 
-def test_rollback_publishes_nothing(
-    worker: Worker, ledger: Ledger, outbox: Outbox, ship: Any
-) -> None:
+def test_rollback_publishes_nothing(post: Post) -> None:
     """Neither then nor at the next commit of the same session."""
-    with contextlib.suppress(ZeroDivisionError), ledger.transaction() as session:
-        outbox.send(ship, ("a",), session=session)
+    with contextlib.suppress(ZeroDivisionError), post.ledger.transaction() as session:
+        post.outbox.send(post.ship, ("a",), session=session)
         raise ZeroDivisionError
 
-    assert outbox.publish(grace=0.0) == 0
-    assert deliver(worker) == []
+    assert post.outbox.publish(grace=0.0) == 0
+    assert post.published() == []
 
 
 def test_rollback_of_a_session_that_goes_on_publishes_nothing(
@@ -159,95 +190,80 @@ def test_close_of_a_session_that_goes_on_forgets_its_messages(
 
 
 @pytest.mark.parametrize("is_undone", [False, True])
-def test_end_of_a_savepoint_publishes_nothing(
-    worker: Worker, ledger: Ledger, outbox: Outbox, ship: Any, *, is_undone: bool
-) -> None:
+def test_end_of_a_savepoint_publishes_nothing(post: Post, *, is_undone: bool) -> None:
     """The commit of the whole transaction does, without what was rolled back."""
-    with ledger.transaction() as session:
-        sent = [outbox.send(ship, ("a",), session=session).id]
+    with post.ledger.transaction() as session:
+        sent = [post.outbox.send(post.ship, ("a",), session=session).id]
         inner = (
-            transaction.atomic(using=ledger.database)
+            transaction.atomic(using=post.ledger.database)
             if session is None
             else session.begin_nested()
         )
         with contextlib.suppress(ZeroDivisionError), inner:
-            sent.append(outbox.send(ship, ("b",), session=session).id)
+            sent.append(post.outbox.send(post.ship, ("b",), session=session).id)
             if is_undone:
                 raise ZeroDivisionError
-        assert deliver(worker) == []
+        assert post.published() == []
 
-    assert [found for found, _ in deliver(worker)] == sent[: 2 - is_undone]
+    assert post.ids() == sent[: 2 - is_undone]
 
 
-def test_body_that_happens_once_sends_once(
-    worker: Worker, ledger: Ledger, outbox: Outbox, ship: Any, name: str
-) -> None:
+def test_body_that_happens_once_sends_once(post: Post, name: str) -> None:
     """The copy of the call finds the record, and publishes nothing."""
 
-    @worker.task(exactly_once_in=ledger.database)
+    @post.worker.task(exactly_once_in=post.ledger.database)
     def order(name: str) -> str:
-        ledger.add(name)
-        return str(outbox.send(ship, (name,)).id)
+        post.ledger.add(name)
+        return str(post.outbox.send(post.ship, (name,)).id)
 
-    first = worker.run(order, name, id=worker.call_id)
+    first = post.worker.run(order, name, id=post.worker.call_id)
     order.backend.delete(order.backend.get_key_for_task(first.id))
-    again = worker.redeliver(order, name, id=worker.call_id)
+    again = post.worker.redeliver(order, name, id=post.worker.call_id)
 
     assert first.result == again.result
-    assert ledger.count(name) == 1
-    sent = [entry for entry in deliver(worker) if entry[0] != worker.call_id]
+    assert post.ledger.count(name) == 1
+    sent = [entry for entry in post.published() if entry[0] != post.worker.call_id]
     assert sent == [(first.result, [[name], {}])]
 
 
-def test_body_that_fails_sends_nothing(
-    worker: Worker, ledger: Ledger, outbox: Outbox, ship: Any, name: str
-) -> None:
+def test_body_that_fails_sends_nothing(post: Post, name: str) -> None:
     """Message and effects are rolled back together."""
 
-    @worker.task(exactly_once_in=ledger.database)
+    @post.worker.task(exactly_once_in=post.ledger.database)
     def order(name: str) -> None:
-        outbox.send(ship, (name,))
+        post.outbox.send(post.ship, (name,))
         raise ZeroDivisionError(name)
 
-    assert worker.run(order, name).state == "FAILURE"
+    assert post.worker.run(order, name).state == "FAILURE"
 
-    assert outbox.waiting() == EMPTY
-    assert deliver(worker) == []
+    assert post.outbox.waiting() == EMPTY
+    assert post.published() == []
 
 
 # -- Found by another process --------------------------------------------------------
 
 
 def test_message_of_a_killed_process_is_found(
-    worker: Worker,
-    ledger: Ledger,
-    outbox: Outbox,
-    ship: Any,
-    dies_after_commit: pytest.MonkeyPatch,
+    post: Post, dies_after_commit: pytest.MonkeyPatch
 ) -> None:
     """The periodic task publishes it, with the id that it always had."""
-    with ledger.transaction() as session:
-        result = outbox.send(ship, ("a",), session=session)
-    assert deliver(worker) == []
-    assert outbox.waiting().messages == 1
+    result = post.send("a")
+    assert post.published() == []
+    assert post.outbox.waiting().messages == 1
 
-    assert worker.app.tasks["celery_redlock.publish_outbox"].run() == 0
-    assert outbox.waiting().messages == 1  # its process may be about to publish it
-    assert publish_outboxes(worker.app, grace=0.0) == 1
+    assert post.worker.app.tasks["celery_redlock.publish_outbox"].run() == 0
+    assert post.outbox.waiting().messages == 1  # its process may be about to publish it
+    assert publish_outboxes(post.worker.app, grace=0.0) == 1
 
-    assert deliver(worker) == [(result.id, [["a"], {}])]
-    assert outbox.waiting() == EMPTY
+    assert post.published() == [(result.id, [["a"], {}])]
+    assert post.outbox.waiting() == EMPTY
 
 
 def test_process_that_is_killed_between_both_publishes_the_same_id_again(
-    worker: Worker,
-    ledger: Ledger,
-    outbox: Outbox,
-    ship: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was published and not deleted; the receiver knows the id."""
-    ship = worker.app.tasks["ship"]
+    ship = post.worker.app.tasks["ship"]
     sent = ship.apply_async
 
     def publish_and_die(*args: Any, **options: Any) -> None:
@@ -256,36 +272,30 @@ def test_process_that_is_killed_between_both_publishes_the_same_id_again(
 
     with monkeypatch.context() as dying:
         dying.setattr(ship, "apply_async", publish_and_die)
-        with pytest.raises(Killed), ledger.transaction() as session:
-            result = outbox.send(ship, ("a",), session=session)
-    assert outbox.publish(grace=0.0) == 1
+        with pytest.raises(Killed):
+            post.send("a", task_id="id-1")
+    assert post.outbox.publish(grace=0.0) == 1
 
-    assert [found for found, _ in deliver(worker)] == [result.id, result.id]
+    assert post.ids() == ["id-1", "id-1"]
 
 
-def test_message_that_a_killed_process_has_taken_is_free_later(  # noqa: PLR0913, PLR0917
-    worker: Worker,
-    ledger: Ledger,
-    outbox: Outbox,
-    ship: Any,
-    orm: str,
-    monkeypatch: pytest.MonkeyPatch,
+def test_message_that_a_killed_process_has_taken_is_free_later(
+    post: Post, orm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until its time is over, no process publishes it a second time."""
     module = f"celery_redlock.contrib.{orm}.outbox"
     store = DjangoMessages if orm == "django" else SqlAlchemyMessages
     with monkeypatch.context() as dying:
         dying.setattr(store, "finish", lambda *_: None)
-        with ledger.transaction() as session:
-            result = outbox.send(ship, ("a",), session=session)
-    assert outbox.publish(grace=0.0) == 0
+        result = post.send("a")
+    assert post.outbox.publish(grace=0.0) == 0
 
     later = now() + dt.timedelta(seconds=31)
     monkeypatch.setattr(f"{module}.now", lambda: later)
     monkeypatch.setattr("celery_redlock.effects.outbox.now", lambda: later)
-    assert outbox.publish(grace=0.0) == 1
+    assert post.outbox.publish(grace=0.0) == 1
 
-    assert [found for found, _ in deliver(worker)] == [result.id, result.id]
+    assert post.ids() == [result.id, result.id]
 
 
 def test_commits_of_all_threads_need_one_connection_each(
@@ -315,27 +325,24 @@ def test_commits_of_all_threads_need_one_connection_each(
     engine.dispose()
 
 
-def test_message_waits_while_the_broker_is_away(  # noqa: PLR0913, PLR0917  (fixtures)
-    worker: Worker,
-    ledger: Ledger,
-    outbox: Outbox,
-    ship: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_message_waits_while_the_broker_is_away(
+    post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The commit is not undone, a warning says so, and later they go in their order."""
     with monkeypatch.context() as broker:
         broker.setattr("celery_redlock.effects.outbox._publish", away)
-        with ledger.transaction() as session:
-            results = [outbox.send(ship, (each,), session=session) for each in "abc"]
+        with post.ledger.transaction() as session:
+            results = [
+                post.outbox.send(post.ship, (each,), session=session) for each in "abc"
+            ]
 
     kept = [r for r in caplog.records if vars(r).get("redlock_event") == "outbox-kept"]
     assert {record.levelno for record in kept} == {logging.WARNING}
     assert {vars(r)["redlock_task_id"] for r in kept} == {r.id for r in results}
-    assert outbox.waiting().messages == 3
+    assert post.outbox.waiting().messages == 3
 
-    assert outbox.publish(grace=0.0) == 3
-    assert [found for found, _ in deliver(worker)] == [r.id for r in results]
+    assert post.outbox.publish(grace=0.0) == 3
+    assert post.ids() == [r.id for r in results]
 
 
 def away(*_: Any) -> OperationalError:
@@ -344,107 +351,79 @@ def away(*_: Any) -> OperationalError:
 
 
 def test_run_stops_when_the_broker_is_away(
-    ledger: Ledger,
-    outbox: Outbox,
-    ship: Any,
-    dies_after_commit: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    post: Post, dies_after_commit: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each try takes as long as the broker's timeout: one is enough."""
-    with ledger.transaction() as session:
-        for each in "abc":
-            outbox.send(ship, (each,), session=session)
-
+    for each in "abc":
+        post.send(each)
     dies_after_commit.setattr("celery_redlock.effects.outbox._publish", away)
 
-    assert outbox.publish(grace=0.0) == 0
+    assert post.outbox.publish(grace=0.0) == 0
     assert len([r for r in caplog.records if "stays in" in r.message]) == 1
-    assert outbox.waiting().messages == 3
+    assert post.outbox.waiting().messages == 3
 
 
-def test_message_that_cannot_be_published_stops_no_other(  # noqa: PLR0913, PLR0917
-    worker: Worker,
-    ledger: Ledger,
-    outbox: Outbox,
-    ship: Any,
-    dies_after_commit: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_message_that_cannot_be_published_stops_no_other(
+    post: Post, dies_after_commit: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It stays, and an error says why."""
     monkeypatch = dies_after_commit
     monkeypatch.setattr("celery_redlock.effects.outbox._AT_ONCE", 1)
-    with ledger.transaction() as session:
-        bad = outbox.send(ship, ("bad",), session=session, queue="a queue")
-        good = outbox.send(ship, ("good",), session=session)
-    worker.app.conf.task_create_missing_queues = False
+    bad, good = post.send("bad", queue="a queue"), post.send("good")
+    post.worker.app.conf.task_create_missing_queues = False
 
-    assert outbox.publish(grace=0.0) == 1
+    assert post.outbox.publish(grace=0.0) == 1
 
-    assert [found for found, _ in deliver(worker)] == [good.id]
+    assert post.ids() == [good.id]
     (error,) = [r for r in caplog.records if r.levelno == logging.ERROR]
     assert vars(error)["redlock_task_id"] == bad.id
     assert "QueueNotFound" in error.message
-    assert outbox.waiting().messages == 1
+    assert post.outbox.waiting().messages == 1
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @pytest.mark.long
 def test_many_messages_that_cannot_be_published_stop_no_other(
-    worker: Worker,
-    ledger: Ledger,
-    outbox: Outbox,
-    ship: Any,
-    dies_after_commit: pytest.MonkeyPatch,
+    post: Post, dies_after_commit: pytest.MonkeyPatch
 ) -> None:
     """They wait for one queue that is full, and the last one for another."""
-    with ledger.transaction() as session:
+    with post.ledger.transaction() as session:
         for _ in range(1001):
-            outbox.send(ship, ("bad",), session=session, queue="a queue")
-        good = outbox.send(ship, ("good",), session=session)
-    worker.app.conf.task_create_missing_queues = False
+            post.outbox.send(post.ship, ("bad",), session=session, queue="a queue")
+        good = post.outbox.send(post.ship, ("good",), session=session)
+    post.worker.app.conf.task_create_missing_queues = False
 
-    assert outbox.publish(grace=0.0) == 1
+    assert post.outbox.publish(grace=0.0) == 1
 
-    assert [found for found, _ in deliver(worker)] == [good.id]
-    assert outbox.waiting().messages == 1001
+    assert post.ids() == [good.id]
+    assert post.outbox.waiting().messages == 1001
 
 
-def test_database_that_is_away_keeps_no_other_waiting(  # noqa: PLR0913, PLR0917
-    worker: Worker,
-    ledger: Ledger,
-    outbox: Outbox,
-    ship: Any,
-    dies_after_commit: pytest.MonkeyPatch,
-    tmp_path: Path,
+def test_database_that_is_away_keeps_no_other_waiting(
+    post: Post, dies_after_commit: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The periodic task publishes what it can, and then fails with that error."""
     away = sessionmaker(create_engine(f"sqlite:///{tmp_path / 'away' / 'db'}"))
     dies_after_commit.setattr(away, "__qualname__", "A", raising=False)
-    first = Outbox(away, app=worker.app)
-    with ledger.transaction() as session:
-        result = outbox.send(ship, ("a",), session=session)
+    first = Outbox(away, app=post.worker.app)
+    result = post.send("a")
 
     with pytest.raises(DBAPIError, match="unable to open"):
-        publish_outboxes(worker.app, grace=0.0)
+        publish_outboxes(post.worker.app, grace=0.0)
 
-    assert outboxes_of(worker.app) == [first, outbox]
-    assert [found for found, _ in deliver(worker)] == [result.id]
+    assert outboxes_of(post.worker.app) == [first, post.outbox]
+    assert post.ids() == [result.id]
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 @pytest.mark.long
 def test_two_processes_publish_a_message_once(
-    worker: Worker,
-    ledger: Ledger,
-    outbox: Outbox,
-    ship: Any,
-    dies_after_commit: pytest.MonkeyPatch,
+    post: Post, dies_after_commit: pytest.MonkeyPatch
 ) -> None:
     """The second one leaves out what the first one has locked."""
-    with ledger.transaction() as session:
-        result = outbox.send(ship, ("a",), session=session)
+    result = post.send("a")
     publishing, may_end = threading.Event(), threading.Event()
-    ship = worker.app.tasks["ship"]
+    ship = post.worker.app.tasks["ship"]
     sent = ship.apply_async
 
     def slowly(*args: Any, **options: Any) -> None:
@@ -454,20 +433,20 @@ def test_two_processes_publish_a_message_once(
 
     def publish() -> None:
         with closing_connections():
-            outbox.publish(grace=0.0)
+            post.outbox.publish(grace=0.0)
 
     dies_after_commit.setattr(ship, "apply_async", slowly)
     first = threading.Thread(target=publish)
     first.start()
     try:
         assert publishing.wait(30)
-        assert outbox.publish(grace=0.0) == 0
+        assert post.outbox.publish(grace=0.0) == 0
     finally:
         may_end.set()
         first.join()
 
-    assert [found for found, _ in deliver(worker)] == [result.id]
-    assert outbox.waiting() == EMPTY
+    assert post.ids() == [result.id]
+    assert post.outbox.waiting() == EMPTY
 
 
 @pytest.fixture
@@ -524,7 +503,7 @@ def test_session_of_a_connection_in_a_transaction_will_do(
 
 @pytest.mark.parametrize("interrupt", [SoftTimeLimitExceeded(), LockLost("lost")])
 def test_interrupt_that_comes_while_a_message_is_published_ends_the_body(
-    worker: Worker, ledger: Ledger, outbox: Outbox, interrupt: Exception
+    post: Post, interrupt: Exception
 ) -> None:
     """It is no error of the broker. The message waits for the next run."""
     arriving = [interrupt]
@@ -535,47 +514,40 @@ def test_interrupt_that_comes_while_a_message_is_published_ends_the_body(
                 raise arriving.pop()
             return super().apply_async(*args, **options)
 
-    @worker.app.task(name="ship", base=Interrupted, shared=False)
+    @post.worker.app.task(name="interrupted", base=Interrupted, shared=False)
     def ship() -> None:
         pass
 
-    with pytest.raises(type(interrupt)), ledger.transaction() as session:
-        outbox.send(ship, session=session)
+    with pytest.raises(type(interrupt)):
+        post.send(task=ship)
 
-    assert outbox.waiting().messages == 1
-    assert outbox.publish(grace=0.0) == 1
+    assert post.outbox.waiting().messages == 1
+    assert post.outbox.publish(grace=0.0) == 1
 
 
 # -- Messages ------------------------------------------------------------------------
 
 
-def test_task_may_be_a_name(worker: Worker, ledger: Ledger, outbox: Outbox) -> None:
+def test_task_may_be_a_name(post: Post) -> None:
     """Also of a task that is not in this program."""
-    with ledger.transaction() as session:
-        result = outbox.send("elsewhere.ship", ["a"], session=session, task_id="id-1")
+    result = post.send("a", task="elsewhere.ship", task_id="id-1")
 
     assert result.id == "id-1"
-    assert deliver(worker) == [("id-1", [["a"], {}])]
+    assert post.published() == [("id-1", [["a"], {}])]
 
 
 def test_countdown_begins_when_the_message_is_written(
-    worker: Worker,
-    ledger: Ledger,
-    outbox: Outbox,
-    ship: Any,
-    dies_after_commit: pytest.MonkeyPatch,
+    post: Post, dies_after_commit: pytest.MonkeyPatch
 ) -> None:
     """A message that waits for its publication is not delayed by it once more."""
     before = dt.datetime.now(dt.timezone.utc)
-    with ledger.transaction() as session:
-        now_ = before.replace(tzinfo=None)  # Celery prefers the countdown
-        times: dict[str, Any] = {"countdown": 60, "expires": 3600, "eta": now_}
-        outbox.send(ship, ("a",), session=session, **times)
+    now_ = before.replace(tzinfo=None)  # Celery prefers the countdown
+    post.send("a", countdown=60, expires=3600, eta=now_)
     after = dt.datetime.now(dt.timezone.utc)
-    outbox.publish(grace=0.0)
+    post.outbox.publish(grace=0.0)
 
-    worker.collect()
-    ((headers, _),) = worker.published
+    post.worker.collect()
+    ((headers, _),) = post.worker.published
     for name, seconds in (("eta", 60), ("expires", 3600)):
         span = dt.timedelta(seconds=seconds)
         moment = dt.datetime.fromisoformat(headers[name])
@@ -583,21 +555,20 @@ def test_countdown_begins_when_the_message_is_written(
 
 
 def test_expiry_of_the_task_begins_when_the_message_is_written(
-    worker: Worker, ledger: Ledger, outbox: Outbox, dies_after_commit: object
+    post: Post, dies_after_commit: object
 ) -> None:
     """Else a message that has waited for the broker would run after its time."""
 
-    @worker.app.task(name="pack", shared=False, expires=3600)
+    @post.worker.app.task(name="pack", shared=False, expires=3600)
     def pack() -> None:
         """Do nothing."""
 
-    with ledger.transaction() as session:
-        outbox.send(pack, session=session)
+    post.send(task=pack)
     written = dt.datetime.now(dt.timezone.utc)
-    outbox.publish(grace=0.0)
+    post.outbox.publish(grace=0.0)
 
-    worker.collect()
-    ((headers, _),) = worker.published
+    post.worker.collect()
+    ((headers, _),) = post.worker.published
     expires = dt.datetime.fromisoformat(headers["expires"])
     assert expires <= written + dt.timedelta(hours=1)
 
@@ -617,33 +588,24 @@ def packed() -> Iterator[str]:
     serialization.unregister(name)  # type: ignore[no-untyped-call]
 
 
-def test_arguments_go_by_the_serializer_of_the_task(
-    worker: Worker, ledger: Ledger, outbox: Outbox, packed: str
-) -> None:
+def test_arguments_go_by_the_serializer_of_the_task(post: Post, packed: str) -> None:
     """Also one that makes bytes, in the table and in the message."""
-    worker.app.conf.accept_content = ["json", packed]
+    post.worker.app.conf.accept_content = ["json", packed]
 
-    @worker.app.task(name="pack", shared=False, serializer=packed)
+    @post.worker.app.task(name="pack", shared=False, serializer=packed)
     def pack(order: str) -> None:
         """Do nothing."""
 
-    with ledger.transaction() as session:
-        result = outbox.send(pack, ("a",), session=session)
+    result = post.send("a", task=pack)
 
-    assert deliver(worker) == [(result.id, [["a"], {}])]
+    assert post.published() == [(result.id, [["a"], {}])]
 
 
 def test_serializer_that_is_not_accepted_is_an_error_before_the_commit(
-    ledger: Ledger, outbox: Outbox, ship: Any
+    post: Post,
 ) -> None:
     """No process could read the message from its row, and publish it."""
-    with (
-        ledger.transaction() as session,
-        pytest.raises(ConfigurationError, match="accept_content"),
-    ):
-        outbox.send(ship, ("a",), session=session, serializer="pickle")
-
-    assert outbox.waiting() == EMPTY
+    post.refuse(ConfigurationError, "accept_content", "a", serializer="pickle")
 
 
 class Order(BaseModel):
@@ -655,24 +617,19 @@ class Order(BaseModel):
 @pytest.mark.skipif(
     not hasattr(Task, "_dump_pydantic_arguments"), reason="Celery sends no models"
 )
-def test_model_of_pydantic_is_written_as_it_is_sent(
-    worker: Worker, ledger: Ledger, outbox: Outbox
-) -> None:
+def test_model_of_pydantic_is_written_as_it_is_sent(post: Post) -> None:
     """`apply_async` sends what Celery dumps it to."""
 
-    @worker.app.task(name="pack", shared=False, pydantic=True)
+    @post.worker.app.task(name="pack", shared=False, pydantic=True)
     def pack(order: Order) -> None:
         """Do nothing."""
 
-    with ledger.transaction() as session:
-        result = outbox.send(pack, (Order(number=3),), session=session)
+    result = post.send(Order(number=3), task=pack)
 
-    assert deliver(worker) == [(result.id, [[{"number": 3}], {}])]
+    assert post.published() == [(result.id, [[{"number": 3}], {}])]
 
 
-def test_task_that_is_a_class_is_sent(
-    worker: Worker, ledger: Ledger, outbox: Outbox
-) -> None:
+def test_task_that_is_a_class_is_sent(post: Post) -> None:
     """Celery gives it no check of its arguments, and sends it without one."""
 
     class Pack(Task):
@@ -681,32 +638,28 @@ def test_task_that_is_a_class_is_sent(
         def run(self, order: str) -> None:
             """Do nothing."""
 
-    pack = worker.app.register_task(Pack())
-    with ledger.transaction() as session:
-        result = outbox.send(pack, ("a",), session=session)
+    pack = post.worker.app.register_task(Pack())
+    result = post.send("a", task=pack)
 
-    assert deliver(worker) == [(result.id, [["a"], {}])]
+    assert post.published() == [(result.id, [["a"], {}])]
 
 
-def test_singleton_task_is_sent_as_it_is(
-    worker: Worker, ledger: Ledger, outbox: Outbox
-) -> None:
+def test_singleton_task_is_sent_as_it_is(post: Post) -> None:
     """Its call has an id that a caller may wait for, so no claim holds it back."""
-    job = worker.unique_job()
-    with ledger.transaction() as session:
-        sent = [outbox.send(job, (0,), session=session).id for _ in range(2)]
+    job = post.worker.unique_job()
+    sent = [post.send(0, task=job).id for _ in range(2)]
 
-    assert [found for found, _ in deliver(worker)] == sent
+    assert post.ids() == sent
 
 
 # -- Bad input -----------------------------------------------------------------------
 
 
-def test_signature_is_refused(outbox: Outbox, ship: Any) -> None:
+def test_signature_is_refused(post: Post) -> None:
     """The message has one task, and its arguments are given apart."""
+    ship = post.ship
     for one in (ship.s("a"), ship.s("a") | ship.si("b")):
-        with pytest.raises(ConfigurationError, match="is a signature"):
-            outbox.send(one)
+        post.refuse(ConfigurationError, "is a signature", task=one)
 
 
 def test_transaction_of_another_database_is_refused(
@@ -874,17 +827,10 @@ def test_session_with_engines_for_models_only_is_refused(
     assert outbox.waiting() == EMPTY
 
 
-def test_arguments_that_do_not_fit_are_an_error_before_the_commit(
-    ledger: Ledger, outbox: Outbox, ship: Any
-) -> None:
+def test_arguments_that_do_not_fit_are_an_error_before_the_commit(post: Post) -> None:
     """As those of `apply_async`; so are values that cannot be serialized."""
-    with ledger.transaction() as session:
-        with pytest.raises(TypeError, match="order"):
-            outbox.send(ship, session=session)
-        with pytest.raises(EncodeError):
-            outbox.send(ship, (object(),), session=session)
-
-    assert outbox.waiting() == EMPTY
+    post.refuse(TypeError, "order")
+    post.refuse(EncodeError, "serializable", object())
 
 
 @pytest.mark.parametrize(
@@ -897,14 +843,10 @@ def test_arguments_that_do_not_fit_are_an_error_before_the_commit(
     ids=["no-line", "too-long", "nul"],
 )
 def test_id_that_cannot_be_stored_is_an_error_before_it_is_written(
-    worker: Worker, ledger: Ledger, outbox: Outbox, task_id: str, fault: str
+    post: Post, task_id: str, fault: str
 ) -> None:
     """Nodes would refuse it after each commit, or the database the transaction."""
-    job = worker.leased_job()
-    with ledger.transaction() as session, pytest.raises(ValueError, match=fault):
-        outbox.send(job, (0,), session=session, task_id=task_id)
-
-    assert outbox.waiting() == EMPTY
+    post.refuse(ValueError, fault, 0, task=post.worker.leased_job(), task_id=task_id)
 
 
 @pytest.mark.parametrize(
@@ -916,58 +858,36 @@ def test_id_that_cannot_be_stored_is_an_error_before_it_is_written(
     ids=["too-long", "nul"],
 )
 def test_task_name_that_cannot_be_stored_is_an_error_before_it_is_written(
-    ledger: Ledger, outbox: Outbox, name: str, fault: str
+    post: Post, name: str, fault: str
 ) -> None:
     """The database would refuse the transaction."""
-    with ledger.transaction() as session, pytest.raises(ValueError, match=fault):
-        outbox.send(name, session=session)
-
-    assert outbox.waiting() == EMPTY
+    post.refuse(ValueError, fault, task=name)
 
 
 @pytest.mark.parametrize("option", ["countdown", "expires"])
 @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e12])
 def test_moment_that_no_date_can_tell_is_refused(
-    ledger: Ledger, outbox: Outbox, ship: Any, option: str, seconds: float
+    post: Post, option: str, seconds: float
 ) -> None:
     """It is after the year 9999, or never."""
-    options: dict[str, Any] = {option: seconds}
-    with (
-        ledger.transaction() as session,
-        pytest.raises(ConfigurationError, match="knows no moment that comes in"),
-    ):
-        outbox.send(ship, ("a",), session=session, **options)
-
-    assert outbox.waiting() == EMPTY
+    said = "knows no moment that comes in"
+    post.refuse(ConfigurationError, said, "a", **{option: seconds})
 
 
 @pytest.mark.parametrize(
     ("option", "hint"), [("countdwon", "countdown"), ("link", "countdown")]
 )
-def test_unknown_option_is_refused(
-    ledger: Ledger, outbox: Outbox, ship: Any, option: str, hint: str
-) -> None:
+def test_unknown_option_is_refused(post: Post, option: str, hint: str) -> None:
     """Callbacks too: they would have no fixed id."""
-    options: dict[str, Any] = {option: 1}
-    with (
-        ledger.transaction() as session,
-        pytest.raises(ConfigurationError, match=f"(?s){option}.*{hint}"),
-    ):
-        outbox.send(ship, ("a",), session=session, **options)
+    post.refuse(ConfigurationError, f"(?s){option}.*{hint}", "a", **{option: 1})
 
 
 @pytest.mark.parametrize("option", ["ttl", "limit"])  # nearly time_limit
-def test_lock_option_of_one_message_is_refused(
-    worker: Worker, ledger: Ledger, outbox: Outbox, option: str
-) -> None:
+def test_lock_option_of_one_message_is_refused(post: Post, option: str) -> None:
     """The error says where it belongs."""
-    job, options = worker.leased_job(name="job"), dict[str, Any]({option: 5})
+    job = post.worker.leased_job(name="job")
     remedy = rf"^job: .* Nothing was written\. Write @singleton_task\({option}="
-    with (
-        ledger.transaction() as session,
-        pytest.raises(ConfigurationError, match=remedy),
-    ):
-        outbox.send(job, session=session, **options)
+    post.refuse(ConfigurationError, remedy, task=job, **{option: 5})
 
 
 @pytest.mark.parametrize("database", ["", None, 3])
