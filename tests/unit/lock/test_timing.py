@@ -110,7 +110,7 @@ def test_ttl_is_at_most_max_ttl() -> None:
 def test_ttl_is_above_three_node_timeouts() -> None:
     """Otherwise a lock could expire before it is granted."""
     assert timing(ttl=0.1501).ttl == 0.1501
-    with pytest.raises(ConfigurationError, match="more than three node time-outs"):
+    with pytest.raises(ConfigurationError, match="not above three node time-outs"):
         timing(ttl=0.15)
 
 

@@ -52,7 +52,7 @@ def test_misspelled_option_is_refused_with_the_nearest_one(
 
 def test_option_that_is_like_no_other_is_refused_with_those_that_work() -> None:
     """Each of them can be used."""
-    named = refusal_of("rediss://a?colour=red").partition("There is ")[2]
+    named = refusal_of("rediss://a?colour=red").partition("There are ")[2]
 
     names = re.findall(r"'(\w+)'", named)
     assert {"socket_timeout", "ssl_certfile"} <= set(names)
