@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from celery_redlock.devnodes import DevNodes
 from tests.conftest import missing
-from tests.harness.clocks import ClockError, faketime_environment
+from tests.harness.clocks import Clock, ClockError, faketime_environment
 from tests.nodes.support import until
 
 
@@ -25,14 +24,14 @@ def clock_environment(binary: str) -> dict[str, str]:
 class Clocks:
     """The wall clocks of running nodes; each can be stepped on its own."""
 
-    def __init__(self, nodes: DevNodes, files: list[Path]) -> None:
+    def __init__(self, nodes: DevNodes, clocks: list[Clock]) -> None:
         self.nodes = nodes
-        self._files = files
+        self._clocks = clocks
 
     def step(self, index: int, seconds: float) -> None:
         """Set the wall clock of a node to this distance from the real time."""
         node = self.nodes.nodes[index]
-        self._files[index].write_text(f"{seconds:+.0f}\n")
+        self._clocks[index].set(seconds)
 
         def has_stepped() -> bool:
             skew = int(node.command("TIME")[0]) - time.time() - seconds

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
+from celery_redlock.devnodes import DevNode, DevNodes
 from celery_redlock.locks import wait_queue
 from celery_redlock.locks.redlock import Redlock
+from tests.harness.clocks import nodes_with_clocks
 from tests.nodes.clocks import Clocks, clock_environment
 from tests.nodes.support import client, until_all_vote
 
@@ -48,20 +49,15 @@ def start_clocks(redis_server: str, tmp_path: Path) -> Iterator[Callable[..., Cl
     """Give a function that starts nodes with clocks that can be stepped."""
     if sys.platform != "linux":
         pytest.skip("libfaketime replaces the clock of a server only on Linux")
-    environment = clock_environment(redis_server)
+    clock_environment(redis_server)
     with contextlib.ExitStack() as stack:
 
         def start(count: int, max_ttl: float = 60.0) -> Clocks:
-            files = [tmp_path / f"clock-{number}" for number in range(count)]
-            nodes = DevNodes(count, max_ttl=max_ttl)
-            for index, file in enumerate(files):
-                file.write_text("+0\n")
-                options = ServerOptions(
-                    environment={**environment, "FAKETIME_TIMESTAMP_FILE": str(file)}
-                )
-                nodes.nodes[index] = DevNode(binary=redis_server, options=options)
+            nodes, clocks = nodes_with_clocks(
+                count, redis_server, tmp_path, max_ttl=max_ttl
+            )
             stack.enter_context(nodes)
-            return Clocks(nodes, files)
+            return Clocks(nodes, clocks)
 
         yield start
 
