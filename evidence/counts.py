@@ -17,8 +17,6 @@ from spec.catalogue import RUNS
 from spec.check import check_run, missing
 from spec.trace import refusal_of
 from tests.mutation.run import FIGURES
-from tests.partitions.network import missing_program, reason_against
-from tests.partitions.session import Outcome, partitions
 from tests.simulation.history import play
 from tests.simulation.patches import simulated_core
 from tests.simulation.planner import plan_of
@@ -30,9 +28,13 @@ from tests.simulation.planted_bugs import (
 from tests.simulation.recorder import Recorder
 from tests.simulation.soak import play_seeds
 from tests.spec.real import record
+from tests.torture.network import missing_program, reason_against
+from tests.torture.session import torture
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.torture.report import Report
 
 _TESTS = Path(__file__).parents[1] / "tests"
 _HISTORIES, _TRACES = 1000, 40
@@ -100,19 +102,20 @@ def kernel_partitions() -> str:
     """Cut, slow and stall links in network namespaces, and judge the histories."""
     if reason := missing_program() or reason_against():
         return f"not run: {reason}"
-    return _sentence(partitions(_PARTITIONS_SECONDS, _PARTITIONS_SEED))
+    return _sentence(torture(_PARTITIONS_SECONDS, _PARTITIONS_SEED, network=True))
 
 
-def _sentence(report: Outcome) -> str:
+def _sentence(report: Report) -> str:
     done, found = sum(report.jobs.values()), sum(report.zero.values())
     apart = report.apart
+    overlaps = sum(n for what, n in apart.items() if what.startswith("overlaps"))
     return (
         f"{report.seconds:g} s, seed {report.seed}, "
-        f"{sum(report.faults.values())} faults, {done:,} operations: {found} findings. "
-        f"{apart['overlaps of clients at work']} overlaps of clients at work, "
-        f"{apart['writes that the fence refused']} writes refused by the fence. Lost "
-        f"elements of a set: {apart['acknowledged elements lost without it']} without "
-        f"the fence, {report.zero['acknowledged elements lost with the fence']} with it"
+        f"{sum(report.faults.values())} faults, {done:,} jobs, {report.runs:,} runs: "
+        f"{found} findings. {overlaps} overlaps with a run that was frozen or had lost "
+        f"its lock, {apart['late writes refused']} late writes refused by the fence. "
+        f"Lost writes: {apart['increments lost to a late writer']} without the fence, "
+        f"{report.zero['acknowledged elements missing']} with it"
     )
 
 

@@ -131,10 +131,26 @@ def search(
         compiled: Options of the C compiler, such as ``-DSAFETY``.
         options: Options of the search.
     """
+    build(folder, model, defines=defines, compiled=compiled)
+    return visit(folder, options)
+
+
+def build(
+    folder: Path,
+    model: str,
+    *,
+    defines: Iterable[str] = (),
+    compiled: Iterable[str] = (),
+) -> None:
+    """Make the program that searches a model; arguments as for `search`."""
     given = [f"-D{name}" for name in defines]
     _run(["spin", "-a", *given, f"{model}.pml"], folder)
     kind = [*compiled, "-DCOLLAPSE", f"-DMEMLIM={_MEMORY_MB}"]
     _run(["gcc", "-O2", "-w", *kind, "-o", "pan", "pan.c"], folder)
+
+
+def visit(folder: Path, options: Iterable[str] = ()) -> tuple[str, float]:
+    """Search with the program in a folder; results and options as for `search`."""
     return _visit(["./pan", "-E", *options], folder)  # -E: a history may end
 
 

@@ -72,7 +72,10 @@ def missing(what: str) -> NoReturn:
 # `make test` leaves these out, with the tests that are marked `long` one by one, and CI
 # the searches, which judge the protocol and the tests, not a change of the code.
 _LONG = ("docker", "example", "torture/test_torture.py")  # in this folder
-_SEARCHES = ("model", "mutation/test_survivors.py", "partitions")
+_SEARCHES = (
+    *("model", "mutation/test_survivors.py", "partitions"),
+    "torture/test_linearizability.py",
+)
 _TIMEOUT = 300.0  # seconds; the usual one: see pyproject.toml
 
 

@@ -17,10 +17,18 @@ in it. At the end, the verdicts come from this journal::
 ``project``    the app and its jobs; runs in the workers
 ``producer``   publishes jobs; a process
 ``site``       all processes: start, repair, stop
+``network``    namespaces, links and their faults: root only
 ``faults``     the faults, their targets and their durations
+``links``      the same for the links of a network
 ``histories``  the runs in the journal, and the validity of their leases
 ``verdicts``   the counts that must be zero, and the others
 ``report``     a table for the terminal, JSON for programs
+
+``linearizability`` has Spin look for an order of all operations on a lock or a cell
+that explains them. ``linearizability.pml`` is a page long, and the histories are its
+data.
+
+`tests.partitions` is the same on a ``network``, which takes the place of the proxies.
 
 The seed chooses the jobs and the faults, their targets and their durations. The timing
 of the machine differs from run to run, so a seed does not repeat a failure.

@@ -26,13 +26,14 @@ class DurableRedis(RedisServer):
         "unacked_restore_throttle": 1,
     }
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **config: str) -> None:
         self._data = folder
         super().__init__(
             appendonly="yes",
             appendfsync="always",
             auto_aof_rewrite_percentage="0",  # `dropped` reads the whole history
             dir=f'"{folder}"',
+            **config,
         )
 
     def is_idle(self) -> bool:

@@ -3,6 +3,9 @@
 At most two nodes and two workers are disturbed at once, and at most two nodes have no
 vote because they restarted. Within these bounds fences must grow from grant to grant.
 Sometimes a majority of the nodes hangs, and then no other node is disturbed.
+
+On a network of namespaces no bound protects the links of nodes (see ``links``). There
+no node forgets, so fences must grow also when the clocks of nodes are stepped.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kombu.exceptions import OperationalError
@@ -24,12 +28,15 @@ from celery_redlock.errors import RedlockError
 from tests.harness.commands import Worker
 from tests.harness.processes import descendants
 from tests.torture import LONG
-from tests.torture.site import TTL, Site
+from tests.torture.histories import STEP, STEP_TAKES
+from tests.torture.links import LinkFault, LinkFaults
+from tests.torture.site import NODES, TTL, Site
 
 _MEAN_PAUSE = 0.9  # seconds between two faults
 _TICK = 0.05
 _BUSY = 0.8  # the share of faults that hit a child with a running body
 _MOST_NODES, _MOST_WORKERS = 2, 2
+_MOST_LINKS = 6  # faults of links at once
 _SHORTEST, _LONGEST = 1.2 * TTL, 2.2 * TTL  # seconds of a pause
 
 
@@ -49,6 +56,7 @@ class Faults:
         self._nodes: set[int] = set()
         self._workers: set[Worker] = set()
         self._broker = False
+        self._links = 0
         self._voteless: set[int] = set()
         self._fresh: list[str] = []
         self._bodies: dict[str, int] = {}
@@ -60,23 +68,17 @@ class Faults:
             "child killed": (10, self._kill_child),
             "child frozen": (10, lambda: self._freeze(child=True)),
             "worker frozen": (8, lambda: self._freeze(child=False)),
-            "node killed, back empty": (5, lambda: self._kill_node(keep=False)),
-            "node killed, back with memory": (5, lambda: self._kill_node(keep=True)),
             "node frozen": (7, lambda: self._freeze_nodes(1)),
-            "node cut off": (6, lambda: self._spoil_nodes(1, "cut off")),
-            "replies of a node held": (5, lambda: self._spoil_nodes(1, "mute")),
-            "node slow": (5, lambda: self._spoil_nodes(1, "slow")),
-            "connections reset": (4, self._reset_node),
             "majority frozen": (2, lambda: self._freeze_nodes(3)),
-            "majority cut off": (2, lambda: self._spoil_nodes(3, "cut off", "mute")),
             "job revoked": (4, lambda: self._revoke(terminate=False)),
             "job revoked and terminated": (5, lambda: self._revoke(terminate=True)),
             "broker killed, back with memory": (2, self._kill_broker),
             "broker frozen": (2, self._freeze_broker),
         }
 
+        self._kinds |= self._of_network() if site.network else self._of_proxies()
         self._numbers = set(range(len(site.nodes.nodes)))
-        if site.is_store:  # it always has a memory
+        if site.store:  # it always has a memory
             del self._kinds["node killed, back empty"]
         if len(self._numbers) == 1:
             del self._kinds["majority frozen"], self._kinds["majority cut off"]
@@ -85,6 +87,30 @@ class Faults:
         if site.database:
             self._kinds["database killed"] = (12, self._kill_database)
         self.counts.update(dict.fromkeys(self._kinds, 0))
+
+    def _of_proxies(self) -> dict[str, tuple[int, Callable[[], bool]]]:
+        return {
+            "node killed, back empty": (5, lambda: self._kill_node(keep=False)),
+            "node killed, back with memory": (5, lambda: self._kill_node(keep=True)),
+            "node cut off": (6, lambda: self._spoil_nodes(1, "cut off")),
+            "replies of a node held": (5, lambda: self._spoil_nodes(1, "mute")),
+            "node slow": (5, lambda: self._spoil_nodes(1, "slow")),
+            "connections reset": (4, self._reset_node),
+            "majority cut off": (2, lambda: self._spoil_nodes(3, "cut off", "mute")),
+        }
+
+    def _of_network(self) -> dict[str, tuple[int, Callable[[], bool]]]:
+        network = self._site.network
+        assert network
+        links = LinkFaults(network, self._random)
+        kinds: dict[str, tuple[int, Callable[[], bool]]] = {
+            kind: (weight, partial(self._break_links, harm))
+            for kind, (weight, harm) in links.kinds.items()
+        }
+        if self._site.clocks:
+            kinds["clock of a node stepped"] = (8, lambda: self._step_clocks(1))
+            kinds["clocks of a majority stepped"] = (2, lambda: self._step_clocks(3))
+        return kinds
 
     def run(self, seconds: float, jobs: int = 0) -> float:
         """Disturb for this number of seconds, then undo the faults that are left.
@@ -233,8 +259,12 @@ class Faults:
         harm: Callable[[int], None],
         repair: Callable[[int], None],
         seconds: tuple[float, float],
+        then: float = 0.0,
     ) -> bool:
-        """Do something to nodes, and repair them after a time between these seconds."""
+        """Do something to nodes, and repair them after a time between these seconds.
+
+        For some seconds ``then``, nothing else is done to them.
+        """
         numbers = self._some_nodes(count)
         if not numbers:
             return False
@@ -245,7 +275,7 @@ class Faults:
         def undo() -> None:
             for number in numbers:
                 repair(number)
-            self._nodes -= {*numbers}
+            self._later(then, lambda: self._nodes.difference_update(numbers))
 
         self._later(self._random.uniform(*seconds), undo)
         return True
@@ -291,6 +321,42 @@ class Faults:
         for number in numbers:
             self._site.spoil(number, "reset")
         return bool(numbers)
+
+    def _step_clocks(self, count: int) -> bool:
+        """Step clocks, and step them back later: one of both steps is forward.
+
+        A node is not frozen before it has read its clock.
+        """
+
+        def step(number: int) -> None:
+            forward = self._random.choice([-1, 1])
+            self._set_clock(number, forward * self._random.uniform(0.5, 4 * TTL))
+
+        def back(number: int) -> None:
+            self._set_clock(number, 0.0)
+
+        return self._break_nodes(
+            count, step, back, (STEP_TAKES, 4 * TTL), then=STEP_TAKES
+        )
+
+    def _set_clock(self, number: int, offset: float) -> None:
+        clock = self._site.clocks[number]
+        self._site.journal.note(STEP, node=NODES[number], step=offset - clock.offset)
+        clock.set(offset)
+
+    def _break_links(self, harm: LinkFault) -> bool:
+        if self._links >= _MOST_LINKS:
+            return False
+        links, undo = harm()
+        self._links += 1
+        self._site.journal.note("links", links=links)
+
+        def end() -> None:
+            undo()
+            self._links -= 1
+
+        self._later(self._random.uniform(0.5, _LONGEST), end)
+        return True
 
     # -- Broker and jobs ---------------------------------------------------------
 

@@ -5,6 +5,10 @@ to the last moment at which its own lease said that it was valid. The run asks t
 after the time of the line, and a lease never becomes valid again, so this moment is not
 too late. If a later line says that the lease is over, the end of validity that the
 lease names is the end of the proof, if the body was present then.
+
+A lock that g of the N nodes granted survives forward steps of the clocks of
+g − (N − q) − 1 of them, so of g − 3 of five: ``docs/explanation/safety.md`` promises no
+more. With one more, the proof ends at this step. Fences do not depend on clocks.
 """
 
 from __future__ import annotations
@@ -17,6 +21,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_redlock.scripts.keys import keys_of
+
+STEP = "clock stepped"  # the event of a node
+STEP_TAKES = 0.5  # seconds within which a node surely reads its stepped clock
+_QUORUM = 3  # of five nodes, which alone have clocks to step
 
 
 @dataclass
@@ -31,9 +39,11 @@ class Run:
     fence: int
     asked: float  # the begin of the attempt that won the lease
     limits: dict[str, int]  # how many holders each of its keys may have
+    votes: int  # the fewest nodes that had granted its lease
     began: float  # the first line
     last: float  # the last line
     proven: float  # until when its lease was valid while it was present
+    is_cut: bool = False  # whether steps of clocks have ended its proof
     outcome: str | None = None  # "done" or the name of an error; None: it was killed
     lines: list[dict[str, Any]] = field(default_factory=list)  # without the steps
 
@@ -44,6 +54,7 @@ class Run:
         elif self.proven < line["until"] <= line["at"]:
             self.proven = line["until"]
         self.last = line["at"]
+        self.votes = min(self.votes, line["votes"])
         if line["event"] != "step":
             self.lines.append(line)
         if line["event"] == "ended":
@@ -88,11 +99,12 @@ class Histories:
         for line in lines:
             self._take(line)
         self._frozen = self._pauses()
+        self._cut_proofs()
         self._lost = {(one["key"], one["fence"]) for one in self.events["lost"]}
 
     def _take(self, line: dict[str, Any]) -> None:
         if line["event"] == "began":
-            names = ("task_id", "key", "pid", "fence", "asked")
+            names = ("task_id", "key", "pid", "fence", "asked", "votes")
             facts = {name: line[name] for name in names}
             facts["limits"] = line.get("limits", {})
             at = line["at"]
@@ -112,6 +124,19 @@ class Histories:
                 self.sent[line["task_id"]] = line["kind"]
                 if "chord" in line:
                     self.chords[line["task_id"]] = line["chord"]
+
+    def _cut_proofs(self) -> None:
+        """End proofs where too many clocks of nodes were stepped forward."""
+        forward = [line for line in self.events[STEP] if line["step"] > 0]
+        for run in self.runs.values():
+            stepped: set[str] = set()
+            for line in forward:
+                at = line["at"]
+                if run.asked <= at + STEP_TAKES and at < run.proven:
+                    stepped.add(line["node"])
+                    if len(stepped) > run.votes - _QUORUM:
+                        run.proven, run.is_cut = at, True
+                        break
 
     def _pauses(self) -> dict[int, list[tuple[float, float]]]:
         pauses: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)

@@ -96,6 +96,13 @@ class Ledger:
             session.add(Write(name=name, fence=fence, run=run))
             session.commit()
 
+    def read(self, name: str) -> tuple[int, list[str]]:
+        """Return the fence of a cell, and what the cell holds."""
+        with Session(self._engine) as session:
+            statement = select(Cell.fence, Cell.value).where(Cell.name == name)
+            fence, text = session.execute(statement).one()
+        return fence, json.loads(text)
+
     def writes(self) -> list[tuple[str, int, str]]:
         """Return name, fence and run of all writes, in the order of acceptance."""
         with Session(self._engine) as session:

@@ -98,7 +98,8 @@ class Producer:
             "hard limit": jobs.count.s(counter, 2.0).set(time_limit=1.0),
             "retries": jobs.count.s(counter, seconds, dice.randint(1, 3)),
             "transfer": jobs.transfer.s(*pair, seconds * dice.choice([1, 1, 1, 8])),
-            "write": write,
+            # Some outlast their lease if it is lost, and only the fence refuses them.
+            "write": jobs.write.s(dice.choice(CELLS), seconds * dice.choice([1, 1, 8])),
             "add": add,
             "chord": chord([count, write, add], jobs.tail.s()),
             # So long that all permits are in use most of the time.

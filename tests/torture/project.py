@@ -57,8 +57,9 @@ class Run:
     def note(self, event: str, **facts: Any) -> None:
         """Record an event, and the state of the lease after it."""
         at = time.monotonic()
-        lease = {"valid": self.lease.is_valid(), "until": self.lease.until}
-        journal.note(event, at=at, **self._facts, **lease, **facts)
+        lease = self.lease
+        state = {"valid": lease.is_valid(), "until": lease.until, "votes": lease.votes}
+        journal.note(event, at=at, **self._facts, **state, **facts)
 
     @property
     def limits(self) -> dict[str, int]:
@@ -215,14 +216,19 @@ def write(self: Task, name: str, seconds: float) -> str:
     """
     with running(self) as run:
         try:
+            asked = time.monotonic()
+            fence, found = ledger.read(name)
+            run.note("found", asked=asked, fence=fence, value=found)
             run.work(seconds)
         except LockLost:
             run.note("went on")
         try:
-            ledger.write(name, run.lease.fence, run.id, [])
+            run.note("writing")
+            ledger.write(name, run.lease.fence, run.id, [run.id])
         except StaleFence as error:
             run.note("refused")
             again(self, error)
+        run.note("stored")
     return str(self.request.id)
 
 

@@ -45,6 +45,7 @@ class Report:
     zero: dict[str, int]  # the counts that must be zero
     apart: dict[str, int]  # the counts that may be more
     evidence: dict[str, list[str]]  # what was counted for `zero`
+    title: str = "torture"
 
     @property
     def is_clean(self) -> bool:
@@ -66,7 +67,7 @@ class Report:
         when = f"all jobs ended {self.finished_after:.0f} s later"
         faults = f"{self.seconds:g} s of faults"
         locks = f"locks in {self.store}" if self.store else "locks on Redis nodes"
-        title = f"torture: broker {self.broker}, {locks}, seed {self.seed}"
+        title = f"{self.title}: broker {self.broker}, {locks}, seed {self.seed}"
         lines = [f"{title}, {faults}, {when}"]
         for name, counts in sections.items():
             lines += ["", name]

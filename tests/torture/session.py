@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,51 +19,45 @@ from tests.torture.report import Report
 from tests.torture.site import MAX_TTL, Site
 from tests.torture.verdicts import Verdicts
 
+HISTORY = "history.jsonl"
 _PATIENCE = 60.0  # seconds without progress
 _WHEN_IDLE = 5.0  # the same, if the broker has no message
 _FREE_WITHIN = 3 * MAX_TTL  # a ttl and a quarantine
 
 
-def torture(  # noqa: PLR0913  (each of them is a choice)
+def torture(
     seconds: float,
     seed: int,
     *,
-    broker: str = "redis",
-    kinds: Sequence[str] = (),
-    jobs: int = 0,
-    plant: str = "",
-    store: str = "",
     folder: Path | None = None,
     say: Callable[[str], object] = lambda _: None,
+    **chosen: Any,
 ) -> Report:
     """Do faults, wait until all jobs have ended, and judge the journal.
 
     Args:
         seconds: The duration of the faults.
         seed: Chooses faults and jobs.
-        broker: ``"redis"`` or ``"rabbitmq"``.
-        kinds: The kinds of jobs to send; all by default.
-        jobs: The faults end when so many jobs were sent, if that is sooner; 0: do not
-            count them.
-        plant: A bug of the workers, see `Site`.
-        store: The store to lock on, see `Site`.
         folder: An empty folder for journal and logs; a temporary one by default.
         say: Gets a line for each step.
+        **chosen: Choices as for `Site`. On a network, Spin judges as well.
     """
-    chosen: dict[str, Any] = {"kinds": kinds, "jobs": jobs, "plant": plant}
-    chosen["store"] = store
     with contextlib.ExitStack() as stack:
         if folder is None:
             temporary = tempfile.TemporaryDirectory(prefix="redlock-torture-")
             folder = Path(stack.enter_context(temporary))
-        site = stack.enter_context(Site(folder, seed, broker=broker, **chosen))
+        site = stack.enter_context(Site(folder, seed, **chosen))
+        if site.network and not site.clocks:
+            say("no clock is stepped: no redis-server starts with libfaketime")
         say(f"all processes run; faults for {seconds:g} s, seed {seed}")
         faults = Faults(site, seed)
-        seconds = faults.run(seconds, jobs)
+        seconds = faults.run(seconds, site.jobs)
         over = time.monotonic()
         say(f"{faults.counts.total()} faults are done and undone")
         site.end_production()
         site.heal()
+        if not site.kinds:
+            site.send_to_each_key()
         histories = Histories(journal_in(folder).news())
         results, restarts = _finish(site, histories.sent, say)
         took = time.monotonic() - over
@@ -83,6 +77,8 @@ def torture(  # noqa: PLR0913  (each of them is a choice)
             elements=site.ledger.elements(),
             dropped=site.broker.dropped(),
         )
+        if site.network:
+            verdicts.judge_orders(folder / HISTORY)
         if site.database:
             verdicts.judge_effects(results, site.database.effects())
         verdicts.found("locks left behind", left)
@@ -90,10 +86,13 @@ def torture(  # noqa: PLR0913  (each of them is a choice)
         verdicts.apart["ms until no lock was left"] = round(free_after * 1000)
         verdicts.apart["workers restarted because no job ended"] = restarts
         verdicts.apart["workers that ended by themselves"] = faults.ended
-        verdicts.apart["workers that did not end by SIGTERM"] = stubborn
+        if site.network:  # and Redis as the broker, which lets workers end
+            verdicts.found("workers that did not end by SIGTERM", stubborn)
+        else:
+            verdicts.apart["workers that did not end by SIGTERM"] = len(stubborn)
         return Report(
-            broker=broker,
-            store=store,
+            broker=chosen.get("broker", "redis"),
+            store=site.store,
             seed=seed,
             seconds=seconds,
             finished_after=took,
@@ -103,6 +102,7 @@ def torture(  # noqa: PLR0913  (each of them is a choice)
             zero=verdicts.zero,
             apart=dict(verdicts.apart),
             evidence={what: seen for what, seen in verdicts.evidence.items() if seen},
+            title="partitions" if site.network else "torture",
         )
 
 

@@ -22,6 +22,7 @@ from celery_redlock.devnodes import (
     find_redis_server,
 )
 from celery_redlock.devnodes.processes import Process, stop
+from tests.harness.clocks import Clock, ClockError, nodes_with_clocks
 from tests.harness.commands import Worker
 from tests.harness.lock_nodes import LockNodes
 from tests.harness.processes import RedisServer
@@ -40,9 +41,10 @@ from tests.torture import (
     journal_in,
     producer,
 )
-from tests.torture.broker import BROKERS
+from tests.torture.broker import BROKERS, DurableRedis
 from tests.torture.effects import DATABASE, Database
 from tests.torture.ledger import Ledger
+from tests.torture.network import HUB, Network
 from tests.torture.standby import WithStandby
 
 if TYPE_CHECKING:
@@ -54,11 +56,16 @@ if TYPE_CHECKING:
 
 WITH_STANDBY = "postgresql-standby"
 TORTURED = (*STORES, WITH_STANDBY)  # stores
+NODES = [f"node-{number}" for number in range(5)]
+_POOLS = ["prefork", "prefork", "threads", "threads"]
+_WORKERS = [f"{pool}-{number}" for number, pool in enumerate(_POOLS)]
 TTL, MAX_TTL = 3.0, 4.0  # seconds: shorter than the pauses
 _SLOW = 0.4  # seconds
 _PREFIX = "redlock"
 _FOLDERS = (Path(celery_redlock.__path__[0]).parent, Path(__file__).parents[2])
 _LOG_FORMAT = "[%(asctime)s %(levelname)s %(processName)s] %(message)s"
+# On the hub of a network, servers listen to the hosts of the workers, too.
+_OPEN = {"bind": "0.0.0.0", "protected-mode": "no"}  # noqa: S104  (no way leads there)
 _SETTINGS = {
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
@@ -83,14 +90,19 @@ class Site:
         seed: Chooses the jobs.
         broker: One of `BROKERS`.
         kinds: The kinds of jobs to send; all by default.
-        jobs: How many jobs to send; 0 for no end.
+        jobs: How many jobs to send, which is also the end of the faults; 0 for no end.
         store: The store to lock on, one of ``TORTURED``; five Redis nodes by default.
+        network: Whether each worker has a network namespace of its own, with links to
+            the nodes, which are Redis nodes, as the broker is.
         plant: Plant a bug: ``"split"``: each worker locks on another node; ``"own
             permits"``: each process has permits of its own.
 
     Attributes:
+        kinds, jobs, store: See above.
         nodes: The lock nodes.
-        ways: The proxies to the nodes, in their order.
+        ways: The proxies to the nodes, in their order; none on a network.
+        network: The network; None without one.
+        clocks: The clocks of the nodes; empty if they cannot be stepped.
         workers: The Celery workers; the first two are prefork.
         database: The PostgreSQL of jobs with effects; None if no such job is sent.
         journal: The common record of all processes.
@@ -107,23 +119,21 @@ class Site:
         jobs: int = 0,
         plant: str = "",
         store: str = "",
+        network: bool = False,
     ) -> None:
         self.folder = folder
-        self._kinds, self._jobs, self._plant = kinds, jobs, plant
+        self.network = Network(NODES, _WORKERS) if network else None
+        config = _OPEN if network else {}
+        self.kinds, self.jobs, self._plant = kinds, jobs, plant
         self.journal = journal_in(folder)
         self.ledger = Ledger(folder)
-        binary = find_redis_server()
-        durable = ServerOptions(config={"appendonly": "yes", "appendfsync": "always"})
-        self.nodes: Any
-        if store == WITH_STANDBY:
-            self.nodes = WithStandby()
-        elif store:
-            self.nodes = StoreNodes(store, initialize=False)
-        else:
-            self.nodes = DevNodes(5, binary=binary, initialize=False, options=durable)
-        self._store = store
-        self.broker = BROKERS[broker](folder)
-        self.backend = RedisServer(binary)
+        self.clocks: list[Clock] = []
+        self.store = store
+        self.nodes = self._make_nodes(config)
+        self.broker = (
+            DurableRedis(folder, **config) if network else BROKERS[broker](folder)
+        )
+        self.backend = RedisServer(**config)
         self.database = Database() if EFFECTS.intersection(kinds) else None
         self.ways: list[Proxy] = []
         self.workers: list[Worker] = []
@@ -135,14 +145,25 @@ class Site:
     @property
     def has_standby(self) -> bool:
         """Whether the store has a standby that can be promoted."""
-        return self._store == WITH_STANDBY
-
-    @property
-    def is_store(self) -> bool:
-        """Whether the locks are in a store, and not on Redis nodes."""
-        return bool(self._store)
+        return self.store == WITH_STANDBY
 
     # -- Start ---------------------------------------------------------------
+
+    def _make_nodes(self, config: dict[str, str]) -> Any:
+        if self.store == WITH_STANDBY:
+            return WithStandby()
+        if self.store:
+            return StoreNodes(self.store, initialize=False)
+        count = len(NODES)
+        durable = {"appendonly": "yes", "appendfsync": "always", **config}
+        if self.network:
+            with contextlib.suppress(ClockError):
+                nodes, self.clocks = nodes_with_clocks(
+                    count, find_redis_server(), self.folder, durable, initialize=False
+                )
+                return nodes
+        options = ServerOptions(config=durable)
+        return DevNodes(count, initialize=False, options=options)
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -152,8 +173,11 @@ class Site:
 
     def _start(self, stack: contextlib.ExitStack) -> None:
         stack.callback(self.ledger.close)
+        if self.network:
+            stack.enter_context(self.network)
         stack.enter_context(self.nodes)
-        self.ways = stack.enter_context(proxies(self.nodes.nodes))
+        if not self.network:
+            self.ways = stack.enter_context(proxies(self.nodes.nodes))
         for server in (self.broker, self.backend):
             stack.callback(server.stop)
             server.start()
@@ -163,12 +187,12 @@ class Site:
             self.database.create()
         settings = {
             **_SETTINGS,
-            "broker_url": self.broker.url,
+            "broker_url": self._url_at(HUB, self.broker.url),
             "broker_transport_options": self.broker.options,
-            "result_backend": self.backend.url,
+            "result_backend": self._url_at(HUB, self.backend.url),
             "redlock_nodes": self._addresses(),
             # A commit waits for the disk.
-            **({"redlock_node_timeout": 0.5} if self._store else {}),
+            **({"redlock_node_timeout": 0.5} if self.store else {}),
         }
         for addresses in self._deployments():
             redlock = Redlock(addresses, ttl=TTL, max_ttl=MAX_TTL)
@@ -182,28 +206,40 @@ class Site:
         self.app = Celery("torture", set_as_current=False)
         self.app.conf.update(settings)
         stack.callback(self.app.close)
+        self._make_workers(stack, settings)
+        self._start_workers()
+        self._start_producers(stack, settings)
+
+    def _make_workers(
+        self, stack: contextlib.ExitStack, settings: dict[str, Any]
+    ) -> None:
         deployments = itertools.cycle(self._deployments())
-        for number, pool in enumerate(["prefork", "prefork", "threads", "threads"]):
+        for name, pool in zip(_WORKERS, _POOLS, strict=True):
             own = {**settings, "redlock_nodes": next(deployments)}
             worker = Worker(
                 "tests.torture.project",
-                f"{pool}-{number}",
+                name,
                 folder=self.folder,
                 pool=pool,
-                concurrency=5 if self._jobs else 3,
+                concurrency=5 if self.jobs else 3,
                 environment=self._environment(own),
                 cwd=self.folder,
             )
+            if self.network:
+                worker.words = self.network.on(name, *worker.words)
             stack.callback(worker.kill)
             self.workers.append(worker)
-        self._start_workers()
+
+    def _start_producers(
+        self, stack: contextlib.ExitStack, settings: dict[str, Any]
+    ) -> None:
         for number in (0, 1):
             name = f"producer-{number}"
             program = Process(
                 name,
                 [
                     *(sys.executable, "-um", producer.__name__),
-                    *(f"{self._seed}-{number}", str(-(-self._jobs // 2)), *self._kinds),
+                    *(f"{self._seed}-{number}", str(-(-self.jobs // 2)), *self.kinds),
                 ],
                 log=self.folder / f"{name}.log",
                 ready=producer.READY,
@@ -232,12 +268,21 @@ class Site:
         return [[address] for address in addresses] if is_split else [addresses]
 
     def _addresses(self) -> list[dict[str, str]]:
-        if self._store:
+        if self.store:
             return [{"url": self._store_url(), "name": "store"}]
+        urls = [way.url for way in self.ways]
+        if self.network:
+            nodes = zip(NODES, self.nodes.urls, strict=True)
+            urls = [self._url_at(*node) for node in nodes]
         return [
-            {"url": way.url, "name": f"node-{number}"}
-            for number, way in enumerate(self.ways)
+            {"url": url, "name": name} for name, url in zip(NODES, urls, strict=True)
         ]
+
+    def _url_at(self, server: str, url: str) -> str:
+        """Return the URL of a server for workers."""
+        if self.network:
+            url = url.replace("127.0.0.1", self.network.address(server))
+        return url
 
     def _store_url(self) -> str:
         """Return the URL of the store by the proxies of its members."""
@@ -286,8 +331,9 @@ class Site:
 
     def heal(self) -> None:
         """Undo all faults, and wait until all processes run."""
-        for number, node in enumerate(self.nodes.nodes):
+        for number in range(len(self.ways)):
             self.mend(number)
+        for node in self.nodes.nodes:
             if node.is_running:
                 node.resume()
             node.start()
@@ -304,15 +350,22 @@ class Site:
         """End the producers."""
         stop(*self.producers, within=30)
 
+    def send_to_each_key(self) -> None:
+        """Send one job for each key: its result shows that the key can be locked."""
+        for kind, keys in {"count": COUNTERS, "write": CELLS, "add": SETS}.items():
+            for key in keys:
+                job = self.app.send_task(kind, (key, 0.05))
+                self.journal.note("sent", kind=kind, task_id=job.id)
+
     def restart_workers(self) -> None:
         """End the workers as a deployment does, and start them again."""
         self.end_workers()
         self._start_workers()
 
-    def end_workers(self) -> int:
-        """End the workers by SIGTERM; return how many did not end by it."""
+    def end_workers(self) -> list[str]:
+        """End the workers by SIGTERM; return the names of those that did not end."""
         self.look_around()
-        return len(stop(*self.workers, within=30))
+        return [worker.name for worker in stop(*self.workers, within=30)]
 
     def _start_workers(self) -> None:
         for worker in self.workers:

@@ -9,7 +9,8 @@ import pytest
 from celery import states
 
 from tests.torture import journal_in
-from tests.torture.histories import Histories
+from tests.torture.histories import STEP, Histories
+from tests.torture.linearizability import NEVER, Kind, Operation, registers_of
 from tests.torture.verdicts import Verdicts
 
 OVERLAP = "overlaps under valid leases"
@@ -41,9 +42,11 @@ class Writer:
         key: str = "k",
         task_id: str = "",
         limits: dict[str, int] | None = None,
+        votes: int = 5,
     ) -> None:
         """Write a run and the end of its lease; ``ended`` None means killed."""
-        facts = {"run": name, "key": key, "task_id": task_id or name, "until": until}
+        facts: dict[str, Any] = {"run": name, "key": key, "task_id": task_id or name}
+        facts |= {"until": until, "votes": votes}
         first = {"fence": fence, "asked": began - 0.1, "name": "count", "pid": pid}
         first["limits"] = limits or {}
         self.journal.note("began", at=began, **facts, **first, valid=True)
@@ -56,7 +59,7 @@ class Writer:
     ) -> None:
         """Write one line of a run."""
         facts = {"run": run, "key": "k", "task_id": run, "until": until}
-        self.journal.note(event, at=at, **facts, valid=at < until, **more)
+        self.journal.note(event, at=at, **facts, valid=at < until, votes=5, **more)
 
     def verdicts(
         self,
@@ -140,6 +143,41 @@ def test_copies_of_a_job_at_once_are_counted(writer: Writer) -> None:
     assert counted(writer.verdicts()) == {COPIES: 1}
 
 
+def test_two_grants_at_once_have_different_fences(writer: Writer) -> None:
+    """None of them is later, and one of them must be the greater."""
+    writer.run("a", 1, 5, until=2, fence=7)
+    writer.run("b", 1, 5, until=1.5, fence=7)
+    assert counted(writer.verdicts()) == {OVERLAP: 1, ORDER: 1}
+
+
+@pytest.mark.parametrize(
+    ("votes", "stepped", "counts"),
+    [
+        (5, ["node-0", "node-1"], {OVERLAP: 1, LATE: 1}),
+        (5, ["node-0", "node-1", "node-1"], {OVERLAP: 1, LATE: 1}),
+        (5, ["node-0", "node-1", "node-2"], {}),
+        (3, ["node-0"], {}),
+    ],
+)
+def test_steps_of_clocks_end_the_proof_of_a_lease(
+    writer: Writer, votes: int, stepped: list[str], counts: dict[str, int]
+) -> None:
+    """Where so many nodes stepped forward that the others are a majority."""
+    writer.run("a", 1, None, until=9, fence=1, votes=votes)
+    writer.line("read", "a", 2, until=9, counter="k", value=0)
+    for at, node in enumerate(stepped, start=3):
+        writer.journal.note(STEP, at=at, node=node, step=4.0)
+        writer.journal.note(STEP, at=at, node=f"{node}, back", step=-4.0)
+    writer.run("b", 6.5, None, until=9, fence=2)
+    writer.line("wrote", "b", 7, until=9, counter="k", value=1)
+    writer.line("wrote", "a", 8, until=9, counter="k", value=1)
+    verdicts = writer.verdicts()
+    assert counted(verdicts) == counts
+    assert verdicts.apart["increments lost to a late writer"] == (not counts)
+    cause = "overlaps: the older or its successor lost nodes to steps of clocks"
+    assert verdicts.apart[cause] == (not counts)
+
+
 def test_fence_of_a_set_grows_with_each_of_its_keys(writer: Writer) -> None:
     """A grant of one key needs a greater fence than one of a set that has it."""
     writer.run("a", 1, 2, until=3, fence=5, key="k\nl")
@@ -194,9 +232,8 @@ def test_lost_lease_is_proven_until_its_last_valid_line(writer: Writer) -> None:
     """A line that says "not valid" before the end of validity proves nothing."""
     writer.run("a", 1, None, until=9, fence=1)
     writer.line("step", "a", 2, until=9)
-    writer.journal.note(
-        "ended", at=4, run="a", key="k", task_id="a", until=9, valid=False, outcome="x"
-    )
+    over: dict[str, Any] = {"valid": False, "votes": 5, "outcome": "x"}
+    writer.journal.note("ended", at=4, run="a", key="k", task_id="a", until=9, **over)
     writer.run("b", 3, 5, until=9, fence=2)
     assert counted(writer.verdicts()) == {}
 
@@ -204,7 +241,8 @@ def test_lost_lease_is_proven_until_its_last_valid_line(writer: Writer) -> None:
 def test_run_that_begins_after_its_lease_proves_nothing(writer: Writer) -> None:
     """It was frozen between the grant and its first line; another run has the lock."""
     late = {"fence": 1, "asked": 1, "name": "count", "pid": 1, "limits": {"k": 1}}
-    facts = {"run": "a", "key": "k", "task_id": "a", "until": 4, "valid": False}
+    facts: dict[str, Any] = {"run": "a", "key": "k", "task_id": "a", "until": 4}
+    facts |= {"valid": False, "votes": 5}
     writer.run("b", 5, 9, until=9, fence=2, limits={"k": 1})
     writer.journal.note("began", at=6, **facts, **late)
     writer.journal.note("ended", at=7, **facts, outcome="LockLost")
@@ -325,3 +363,26 @@ def test_lost_chord_names_what_happened_to_its_parts(writer: Writer) -> None:
     (fate,) = verdicts.evidence[SILENT]
     assert "part a: sent" in fate
     assert "revoking" in fate
+
+
+def test_reads_and_writes_of_a_cell_are_operations_on_a_register(
+    writer: Writer,
+) -> None:
+    """A write of a run that was killed has perhaps no effect."""
+    for name, fence in (("a", 1), ("b", 2), ("c", 3)):
+        writer.run(name, fence, None, until=9, fence=fence)
+        writer.line("writing", name, 4 + fence, until=9)
+    writer.line("found", "a", 4, until=9, asked=3, fence=0, value=[])
+    writer.line("found", "c", 6, until=9, asked=3, fence=1, value=["a"])
+    writer.line("stored", "a", 8, until=9)
+    writer.line("refused", "b", 9, until=9)
+
+    runs = Histories(writer.journal.news()).runs.values()
+
+    assert registers_of(runs)["k"] == [
+        Operation(Kind.READ, 0, None, 3, 4, "a"),
+        Operation(Kind.WRITE, 1, "a", 5, 8, "a"),
+        Operation(Kind.REFUSED, 2, "b", 6, 9, "b"),
+        Operation(Kind.READ, 1, "a", 3, 6, "c"),
+        Operation(Kind.MAYBE, 3, "c", 7, NEVER, "c"),
+    ]

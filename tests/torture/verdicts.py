@@ -13,7 +13,10 @@ more runs than permits         more runs of a key with a limit than its limit we
 copies of a job at once        two runs of one job were present at one instant, and
                                both leases were valid by their own statement
 grants with a lower fence      a grant that was asked for after another run had
-                               begun has no greater fence
+                               begun has no greater fence; or two have the same one
+locks without an order         no order of the operations on a lock explains their
+                               results (see ``linearizability``)
+registers without an order     the same for a fenced cell
 accepted writes with a lower   a fenced cell accepted a write with a lower fence
 fence                          than that of the write before
 effects that are there twice   the row of a job is greater than 1
@@ -26,6 +29,8 @@ results that never came        a sent job has no result
 locks left behind              a node has a lock, a ttl and a quarantine after the
                                end
 processes left behind          a process below a worker has outlived the worker
+workers that did not end by    a worker on a network outlived SIGTERM
+SIGTERM
 =============================  ===================================================
 
 Celery's Redis transport loses a message if a process dies while a worker takes the
@@ -38,16 +43,24 @@ RETRY for ever, and so these jobs may be more than zero, too.
 
 A counter has no fence. A body that was frozen between its last look at its lease and
 its write does write late. Such increments may be more than zero. So may overlaps with
-an older body that had been notified of its loss, or was frozen when its lease ended.
+an older body that had been notified of its loss, or was frozen when its lease ended. So
+may overlaps after the clocks of too many nodes were stepped (see ``histories``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 from celery import states
 
 from tests.torture.histories import Histories, Run
+from tests.torture.linearizability import (
+    mutexes,
+    registers_of,
+    unexplained,
+    write_jepsen,
+)
 from tests.torture.report import Counts
 
 # How each kind of job may end, besides by success.
@@ -127,7 +140,8 @@ class Verdicts(Counts):
                 overlaps.append(_described(older, younger))
             elif older.overlaps(younger):
                 self.apart[f"overlaps: the older {self._why(older, younger)}"] += 1
-            if older.began < younger.asked and older.fence >= younger.fence:
+            is_lower = younger.fence < older.fence and older.began < younger.asked
+            if is_lower or older.fence == younger.fence:
                 fences.append(_described(older, younger))
             for one, other in ((older, younger), (younger, older)):
                 for counter in {*one.keys}.intersection(other.keys):
@@ -156,7 +170,23 @@ class Verdicts(Counts):
         both = [_described(*pair) for pair in pairs if pair[0].collides(pair[1])]
         self.found("copies of a job at once", both)
 
+    def judge_orders(self, file: Path) -> None:
+        """Have Spin look for an order of the operations on each lock and each cell.
+
+        Args:
+            file: Gets these operations, in the form of Jepsen.
+        """
+        locks = mutexes(self._histories.runs.values())
+        registers = registers_of(self._histories.runs.values())
+        for what, histories in (("locks", locks), ("registers", registers)):
+            failures = unexplained(histories).items()
+            seen = [f"{name}: {one}" for name, one in failures]
+            self.found(f"{what} without an order", seen)
+        write_jepsen({**locks, **registers}, file)
+
     def _why(self, older: Run, younger: Run) -> str:
+        if older.is_cut or younger.is_cut:
+            return "or its successor lost nodes to steps of clocks"
         if self._histories.was_frozen(older, younger.began):
             return "was frozen"
         if self._histories.was_notified(older):
@@ -243,7 +273,10 @@ def _tears(reader: Run, writer: Run, counter: str) -> bool | None:
     between = writer.moment("wrote", counter)
     if not (read and wrote and between and read["at"] < between["at"] < wrote["at"]):
         return None
-    return bool(wrote["valid"] and between["valid"])
+    return bool(
+        (wrote["valid"] and wrote["at"] <= reader.proven)
+        and (between["valid"] and between["at"] <= writer.proven)
+    )
 
 
 def _described(*runs: Run) -> str:

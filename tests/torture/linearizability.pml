@@ -6,14 +6,30 @@
  * An order that leads to the last event violates the assertion: "errors: 1" means that
  * the history is linearizable. Without an error, no order explains it.
  *
- * history.h has the events and operations, in C: they are not part of a state. An event
- * is the number of its slot and operation. Each operation has a slot while it runs.
+ * The file "history" has the events and operations, which are read into C: they are not
+ * part of a state. An event is the number of its slot and operation. Each operation has
+ * a slot while it runs.
  *
  * Source: J. Wing and C. Gong, Testing and verifying concurrent objects, 1993; G. Lowe,
  * Testing for linearizability, 2017 (operations take effect only when one must return).
  */
 c_decl {
-#include "history.h"
+  enum { ACQUIRE, RELEASE, READ, WRITE, REFUSED, MAYBE };
+  enum { FREE, HELD };   /* the values of a lock; FREE is also an empty register */
+
+  int EVENTS, kinds[MOST], fences[MOST], values[MOST];
+  int returns[2 * MOST], operations[2 * MOST], slots[2 * MOST];
+
+  void read_history() {
+    int i, count;
+    FILE *file = fopen("history", "r");
+    fscanf(file, "%d %d", &count, &EVENTS);
+    for (i = 0; i < count; i++)
+      fscanf(file, "%d %d %d", kinds + i, fences + i, values + i);
+    for (i = 0; i < EVENTS; i++)
+      fscanf(file, "%d %d %d", returns + i, operations + i, slots + i);
+    fclose(file);
+  }
 
   int farthest = -1;   /* the last event that an order has explained */
 }
@@ -57,6 +73,7 @@ inline next_event() {
 }
 
 active proctype Order() {
+  c_code { read_history(); };
   do
   :: c_expr { IS_OVER } -> assert(false)
   :: c_expr { IS_INVOKED } -> d_step {
