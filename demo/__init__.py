@@ -6,7 +6,7 @@ real. The summary comes from a journal that the task bodies write while they run
 locks play no part in it.
 
 ``tasks``      the app, its two tasks, and the records of their bodies
-``journal``    the file of these records, and the runs and overlaps in it
+``journal``    the runs in these records, and overlaps of runs
 ``processes``  the nodes, the broker and the workers
 ``screen``     the tables on the terminal
 ``__main__``   the sequence of events, and the summary

@@ -1,21 +1,16 @@
-"""The journal: one file to which the task bodies append lines.
+"""The runs of the task bodies, as the journal has them, and overlaps of these runs.
 
-Each line is one ``write`` to a file that is open for appending, so lines of different
-processes do not mix. The times come from the monotonic clock of the machine, which all
-its processes share.
+The times come from the monotonic clock of the machine, which all its processes share.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.harness.journal import Journal
 
 JOURNAL = "DEMO_JOURNAL"  # the variable with the path of the file
 
@@ -24,34 +19,7 @@ Event = dict[str, Any]
 
 def record(what: str, **facts: Any) -> None:
     """Append one line to the journal."""
-    event = {"what": what, "at": time.monotonic(), "pid": os.getpid(), **facts}
-    file = os.open(os.environ[JOURNAL], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    try:
-        os.write(file, json.dumps(event).encode() + b"\n")
-    finally:
-        os.close(file)
-
-
-class Journal:
-    """Reads the file while it grows.
-
-    Attributes:
-        events: The events that were read so far.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.path.touch()
-        self.events: list[Event] = []
-        self._read = 0
-
-    def read(self) -> None:
-        """Read the new lines."""
-        with self.path.open("rb") as file:
-            file.seek(self._read)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._read += len(whole) + len(newline)
-        self.events += [json.loads(line) for line in whole.splitlines()]
+    Journal(os.environ[JOURNAL]).note(what, **facts)
 
 
 @dataclass(slots=True)
@@ -81,7 +49,7 @@ def runs(events: list[Event]) -> list[Run]:
     running: dict[tuple[str, int], Run] = {}
     for event in events:
         at = (event.get("key", ""), event["pid"])
-        match event["what"]:
+        match event["event"]:
             case "began":
                 running[at] = Run(event["key"], event["pid"], event["at"])
                 found.append(running[at])

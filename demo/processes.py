@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,16 +12,17 @@ from typing import TYPE_CHECKING
 from celery import Celery
 
 from celery_redlock.devnodes import DevNodes, DevStore
-from celery_redlock.devnodes.processes import Process, stop
-from demo.journal import JOURNAL, Journal
+from celery_redlock.devnodes.processes import stop
+from demo.journal import JOURNAL
 from demo.tasks import SETTINGS, app
+from tests.harness.commands import Worker
+from tests.harness.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ROOT = Path(__file__).parents[1]
 _WORKERS, _CONCURRENCY = ("worker-1", "worker-2"), 4
-_OPTIONS = ("-l", "INFO", "--without-gossip", "--without-mingle")
 _SHOWN = 20  # lines of each log
 
 
@@ -53,13 +53,12 @@ class Processes:
         # still look for the server after its end.
         app.conf.update(settings | {"result_backend": "disabled://"})
         os.environ[JOURNAL] = str(self.journal.path)
-        worker = (sys.executable, "-u", "-m", "celery", "-A", "demo.tasks", "worker")
         self.workers = [
-            Process(
+            Worker(
+                "demo.tasks",
                 name,
-                [*worker, "-n", f"{name}@%h", "-c", str(_CONCURRENCY), *_OPTIONS],
-                log=folder / f"{name}.log",
-                ready=" ready.",
+                folder=folder,
+                concurrency=_CONCURRENCY,
                 environment={SETTINGS: json.dumps(settings)},
                 cwd=_ROOT,
             )

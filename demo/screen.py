@@ -92,7 +92,7 @@ class Screen:
         all_runs = runs(events)
         for key in list(reversed(published))[:_ROWS]:
             found = [run for run in all_runs if run.key == key]
-            skips = [e for e in events if e["what"] == "skipped" and e["key"] == key]
+            skips = [e for e in events if e["event"] == "skipped" and e["key"] == key]
             running = [run for run in found if run.ended is None]
             if running:
                 state = f"[green]runs[/] in process {running[-1].pid}"
