@@ -48,7 +48,6 @@ from celery_redlock.operations.inspect import (
     NodeReport,
     inspect_nodes,
     node_status,
-    voting_nodes,
 )
 from celery_redlock.operations.words import votes_text
 from celery_redlock.stores.connection import store_of
@@ -141,7 +140,7 @@ def _wait(session: Session, seconds: float, *, all_nodes: bool) -> int:
     give_up_at = clock.monotonic() + seconds
     while True:
         nodes = node_status(redlock)
-        votes, left = len(voting_nodes(nodes)), give_up_at - clock.monotonic()
+        votes, left = len(nodes.voting), give_up_at - clock.monotonic()
         if votes >= wanted or left <= 0:
             break
         clock.sleep(min(_PAUSE, left))

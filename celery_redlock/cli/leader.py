@@ -10,7 +10,7 @@ from celery_redlock.basics.text import on_nodes
 from celery_redlock.beat import election_key
 from celery_redlock.cli.output.format import doubt_lines, finite, holder_document
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
-from celery_redlock.operations.inspect import status_of
+from celery_redlock.operations.inspect import LockStatus, node_status
 from celery_redlock.operations.words import expiry, few_can_tell, since
 from celery_redlock.records.standbys import Leadership, leadership_of
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.locks.lease import Holder
-    from celery_redlock.operations.inspect import LockStatus
 
 
 @click.command(cls=Command, short_help="Show the leading beat and the standbys.")
@@ -30,8 +29,8 @@ def leader(session: Session) -> int:
     """
     redlock = session.redlock
     found = leadership_of(redlock, election_key(session.app))
-    status = status_of(redlock, found.lock)
-    lines = [*_lines(found, status), *doubt_lines(status.doubts, status.settings)]
+    status = LockStatus(found.lock, node_status(redlock))
+    lines = [*_lines(found, status), *doubt_lines(status.doubts, status.nodes.settings)]
     session.tell(lines, lambda: _document(found, status))
     return {True: DONE, False: WARNING, None: ERROR}[status.is_held]
 
@@ -58,7 +57,7 @@ def _lines(found: Leadership, status: LockStatus) -> Iterator[str]:
 
 
 def _knows_standbys(found: Leadership, status: LockStatus) -> bool:
-    return found.is_whole and status.most_can_tell
+    return found.is_whole and status.nodes.most_can_tell
 
 
 def _document(found: Leadership, status: LockStatus) -> dict[str, Any]:
@@ -74,7 +73,7 @@ def _document(found: Leadership, status: LockStatus) -> dict[str, Any]:
         "standbys_known": _knows_standbys(found, status),
         "nodes": list(found.lock.ballot.labels),
         "unseen": status.doubts,
-        "settings": status.settings or None,
+        "settings": status.nodes.settings or None,
     }
 
 

@@ -23,7 +23,6 @@ from celery_redlock.cli.output.session import (
     Session,
     every_option,
 )
-from celery_redlock.operations.inspect import doubts_of
 from celery_redlock.operations.scan import Scan, SeenHolder, scan
 from celery_redlock.operations.words import held_sentences, plural, unknown_text
 
@@ -63,7 +62,7 @@ def ls(
         return DONE
     seen = scan(session.redlock, pattern)
     session.tell(*frame(seen))
-    return DONE if seen.has_quorum else ERROR
+    return DONE if seen.nodes.most_can_tell else ERROR
 
 
 def _lines(seen: Scan, shown: Sequence[SeenHolder]) -> Iterator[str]:
@@ -74,7 +73,7 @@ def _lines(seen: Scan, shown: Sequence[SeenHolder]) -> Iterator[str]:
     if fact := unknown_text(seen):
         yield painted(fact, "bad")
     yield from held_sentences(seen)
-    if seen.has_quorum:
+    if seen.nodes.most_can_tell:
         yield from limit_lines(seen.limits)
     if starts := seen.starts:
         are = "is" if len(starts) == 1 else "are"
@@ -86,18 +85,18 @@ def _lines(seen: Scan, shown: Sequence[SeenHolder]) -> Iterator[str]:
         others_ = plural(others, "more key")
         if len(shown) < len(seen.found):
             yield f"{others_} on fewer nodes than a majority: --all shows them."
-    yield from doubt_lines(doubts_of(seen.nodes), seen.settings)
+    yield from doubt_lines(seen.nodes.doubts, seen.nodes.settings)
 
 
 def _document(seen: Scan, shown: Sequence[SeenHolder]) -> dict[str, Any]:
     """Return the JSON document. ``held`` is None where it cannot be told."""
     return {
         "nodes": [node.label for node in seen.nodes],
-        "quorum": seen.quorum,
-        "unseen": seen.unseen,
-        "doubts": doubts_of(seen.nodes),
-        "settings": seen.settings or None,
-        "known": seen.has_quorum,
-        "limits": limits_document(seen.limits) if seen.has_quorum else None,
+        "quorum": seen.nodes.quorum,
+        "unseen": seen.nodes.silent,
+        "doubts": seen.nodes.doubts,
+        "settings": seen.nodes.settings or None,
+        "known": seen.nodes.most_can_tell,
+        "limits": limits_document(seen.limits) if seen.nodes.most_can_tell else None,
         "locks": [seen_document(lock) for lock in shown],
     }

@@ -27,7 +27,7 @@ from celery_redlock.cli.output.session import (
     Failure,
     Session,
 )
-from celery_redlock.operations.inspect import doubts_of, lock_holder
+from celery_redlock.operations.inspect import lock_holder
 from celery_redlock.operations.kill_holder import HolderLives, kill_holder
 from celery_redlock.operations.release import (
     OF_OTHERS,
@@ -129,18 +129,18 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
         "holders": [holder_document(lock_holder(value)) for value in asked.values],
         "other_permits": [seen.key for seen in asked.other_permits],
         "doubts": found.doubts,
-        "settings": found.settings or None,
+        "settings": found.nodes.settings or None,
         "released": {},
     }
     if not asked.values:
         fact = f"{key} is not held."
         if found.is_held is None:
             fact = f"It cannot be told whether {key} is held."
-        lines = [fact, *asked.facts, *doubt_lines(found.doubts, found.settings)]
+        lines = [fact, *asked.facts, *doubt_lines(found.doubts, found.nodes.settings)]
         session.tell(lines, lambda: document)
         return WARNING if found.is_held is False else ERROR
     if asked.is_of_others:
-        raise Failure(OF_OTHERS.format(settings=found.settings), ERROR)
+        raise Failure(OF_OTHERS.format(settings=found.nodes.settings), ERROR)
     if kill and asked.is_kept:
         raise Failure(_NO_LOCK.format(key=key), USAGE)
     if kill and len(asked.holders) < len(asked.values):
@@ -222,7 +222,7 @@ _EFFECT = {
 def _release_found(
     session: Session, seen: Scan, pattern: str, *, dry_run: bool, yes: bool
 ) -> int:
-    name, unseen = _NAMES[seen.kind], unseen_lines(seen.unseen)
+    name, unseen = _NAMES[seen.kind], unseen_lines(seen.nodes.silent)
     document = {
         "kind": seen.kind,
         "dry_run": dry_run,
@@ -236,33 +236,33 @@ def _release_found(
             for one in seen.found
         ],
         "released": 0,
-        "unseen": seen.unseen,
-        "doubts": doubts_of(seen.nodes),
-        "settings": seen.settings or None,
-        "known": seen.has_quorum,
+        "unseen": seen.nodes.silent,
+        "doubts": seen.nodes.doubts,
+        "settings": seen.nodes.settings or None,
+        "known": seen.nodes.most_can_tell,
     }
     if not seen.found:
         lines = [f"There is no {name} for {pattern}.", *unseen]
-        if not seen.has_quorum:
+        if not seen.nodes.most_can_tell:
             lines[0] = f"It cannot be told whether there is a {name} for {pattern}."
-            lines[1:] = doubt_lines(doubts_of(seen.nodes), seen.settings)
+            lines[1:] = doubt_lines(seen.nodes.doubts, seen.nodes.settings)
         session.tell(lines, lambda: document)
-        return WARNING if seen.has_quorum else ERROR
-    if not seen.has_quorum:
-        unseen = doubt_lines(doubts_of(seen.nodes), seen.settings)
+        return WARNING if seen.nodes.most_can_tell else ERROR
+    if not seen.nodes.most_can_tell:
+        unseen = doubt_lines(seen.nodes.doubts, seen.nodes.settings)
         unseen.insert(0, "It cannot be told whether there are more.")
     session.say(*_table(seen), "", *_EFFECT[seen.kind], *unseen, "")
     if dry_run:
         session.tell([_NOTHING_DONE], lambda: document)
-        return DONE if seen.has_quorum else ERROR
+        return DONE if seen.nodes.most_can_tell else ERROR
     session.confirm(f"Release {plural(len(seen.found), name)}?", yes=yes)
     released, unseen_now = release_found(session.redlock, seen)
-    document |= {"released": released, "unseen": {**seen.unseen, **unseen_now}}
+    document |= {"released": released, "unseen": {**seen.nodes.silent, **unseen_now}}
     lines = [f"Released {plural(released, name)}.", *unseen_lines(unseen_now)]
     if unseen_now:
         lines.append("What such a node still has expires by itself.")
     session.tell(lines, lambda: document)
-    if len(unseen_now) >= seen.quorum:
+    if len(unseen_now) >= seen.nodes.quorum:
         return ERROR
     return DONE if released else WARNING
 

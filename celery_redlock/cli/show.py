@@ -84,8 +84,8 @@ def show(session: Session, *, key: str) -> int:
     lines += _released(released, key)
     if unknown := unknown_releases(released, len(found.nodes)):
         lines += ["", painted(unknown, "warning")]
-    if found.settings:
-        lines += ["", painted(found.settings, "warning")]
+    if found.nodes.settings:
+        lines += ["", painted(found.nodes.settings, "warning")]
     session.tell(lines, lambda: _document(found, answers, released, limits))
     at_once = [one for one in limits if not one.limit.period]
     if any(one.in_use for one in at_once):
@@ -215,5 +215,5 @@ def _document(
             {**asdict(one), "reason": one.reason or None} for one in released.found
         ],
         "released_known": released.is_whole,
-        "settings": found.settings or None,
+        "settings": found.nodes.settings or None,
     }

@@ -22,7 +22,7 @@ from celery_redlock.cli.output.format import (
 )
 from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import Command, Session, every_option
-from celery_redlock.operations.inspect import NodeState, voting_nodes
+from celery_redlock.operations.inspect import NodeState
 from celery_redlock.operations.scan import Scan, scan
 from celery_redlock.operations.words import age_of, plural, unknown_text, votes_text
 
@@ -73,23 +73,23 @@ def _frames(redlock: Redlock) -> Iterator[_Frame]:
         held = {(lock.key, lock.holder.token) for lock in seen.held}
         possible = held | {(lock.key, lock.holder.token) for lock in seen.possible}
         taken = released = None
-        if seen.has_quorum and before is not None:
+        if seen.nodes.most_can_tell and before is not None:
             held_before, possible_before, read_at = before
             # A lock that *may be* held, now or before, counts in neither rate.
             taken = len(held - possible_before) / (now - read_at)
             released = len(held_before - possible) / (now - read_at)
         yield _Frame(seen, taken, released)
-        before = (held, possible, now) if seen.has_quorum else None
+        before = (held, possible, now) if seen.nodes.most_can_tell else None
 
 
 def _lines(frame: _Frame) -> list[str]:
     """Return a screen: nodes, and as many locks as fit."""
     seen, nodes = frame.seen, len(frame.seen.nodes)
-    voting = len(voting_nodes(seen.nodes))
-    mood = "warning" if voting >= seen.quorum else "bad"
+    voting = len(seen.nodes.voting)
+    mood = "warning" if voting >= seen.nodes.quorum else "bad"
     vote = votes_text(voting, nodes)
     head = [painted(vote, "good" if voting == nodes else mood)]
-    if not seen.has_quorum:
+    if not seen.nodes.most_can_tell:
         head.append(painted(unknown_text(seen), "bad"))
     else:
         head.append(f"{plural(len(seen.held), 'lock')} held")
@@ -100,10 +100,10 @@ def _lines(frame: _Frame) -> list[str]:
         if seen.starts:
             head.append(f"{plural(len(seen.starts), 'start')} kept")
     lines = ["   ".join(head), "", *_node_table(seen), ""]
-    if seen.has_quorum and seen.limits:
+    if seen.nodes.most_can_tell and seen.limits:
         lines += [*limit_lines(seen.limits, _MOST_LIMITS), ""]
-    if seen.settings:
-        lines += [painted(seen.settings, "warning"), ""]
+    if seen.nodes.settings:
+        lines += [painted(seen.nodes.settings, "warning"), ""]
     room = max(1, shutil.get_terminal_size().lines - len(lines) - _FOOT)
     shown = seen.held + seen.possible
     oldest = sorted(shown, key=lambda lock: -(age_of(lock.holder) or 0.0))
@@ -141,13 +141,13 @@ def _document(frame: _Frame) -> dict[str, Any]:
             }
             for node in seen.nodes
         ],
-        "quorum": seen.quorum,
-        "known": seen.has_quorum,
-        "held": len(seen.held) if seen.has_quorum else None,
+        "quorum": seen.nodes.quorum,
+        "known": seen.nodes.most_can_tell,
+        "held": len(seen.held) if seen.nodes.most_can_tell else None,
         "possible": len(seen.possible),
-        "kept": len(seen.starts) if seen.has_quorum else None,
-        "limits": limits_document(seen.limits) if seen.has_quorum else None,
+        "kept": len(seen.starts) if seen.nodes.most_can_tell else None,
+        "limits": limits_document(seen.limits) if seen.nodes.most_can_tell else None,
         "taken_per_second": frame.taken,
         "freed_per_second": frame.released,
-        "settings": seen.settings or None,
+        "settings": seen.nodes.settings or None,
     }

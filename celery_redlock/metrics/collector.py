@@ -23,7 +23,6 @@ from celery_redlock.operations.inspect import (
     LockStatus,
     NodeState,
     node_status,
-    voting_nodes,
 )
 from celery_redlock.operations.scan import inspect_limits, scan
 from celery_redlock.options.lock_options import lock_tasks
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.operations.inspect import NodeStatus
+    from celery_redlock.operations.inspect import Nodes, NodeStatus
     from celery_redlock.operations.scan import Scan
     from celery_redlock.options.call_key import LimitedKey
 
@@ -125,9 +124,9 @@ class StateCollector:
         seen = scan(redlock) if is_scanned else None
         nodes = seen.nodes if seen else node_status(redlock)
         yield from _nodes(redlock, nodes)
-        if self._counts_locks and seen and seen.has_quorum:
+        if self._counts_locks and seen and nodes.most_can_tell:
             yield _gauge("locks_held", len(seen.held))
-        if sum(node.can_tell for node in nodes) >= redlock.quorum:
+        if nodes.most_can_tell:
             yield from _permits(redlock, keys, nodes, seen)
         if self._app is not None:
             yield from self._leadership(redlock, nodes)
@@ -148,15 +147,15 @@ class StateCollector:
         return self._made.setdefault(_OWN, own)
 
     def _leadership(
-        self, redlock: Redlock, nodes: list[NodeStatus]
+        self, redlock: Redlock, nodes: Nodes
     ) -> Iterator[GaugeMetricFamily]:
         found = leadership_of(redlock, election_key(self._app))
-        key, status = found.lock.key, LockStatus(found.lock, nodes, settings="")
+        key, status = found.lock.key, LockStatus(found.lock, nodes)
         self._has_candidates |= bool(found.leader or found.standbys)
         if self._has_candidates:
             if status.is_held is not None:
                 yield _gauge("leaders", {key: status.is_held})
-            if found.is_whole and status.most_can_tell:
+            if found.is_whole and nodes.most_can_tell:
                 yield _gauge("standbys", {key: len(found.standbys)})
 
 
@@ -170,7 +169,7 @@ def _limited_keys(app: Celery) -> list[LimitedKey]:
 def _permits(
     redlock: Redlock,
     keys: list[LimitedKey],
-    nodes: list[NodeStatus],
+    nodes: Nodes,
     seen: Scan | None,
 ) -> Iterator[GaugeMetricFamily]:
     """Yield the gauges of limits. If a template has arguments, ``seen`` is needed."""
@@ -198,13 +197,13 @@ def _permits(
         yield _gauge(name, values)
 
 
-def _nodes(redlock: Redlock, nodes: list[NodeStatus]) -> Iterator[GaugeMetricFamily]:
-    counted = voting_nodes(nodes)
+def _nodes(redlock: Redlock, nodes: Nodes) -> Iterator[GaugeMetricFamily]:
+    counted = nodes.voting
     up = {seen.label: seen.state is not NodeState.SILENT for seen in nodes}
     votes = {seen.label: seen in counted for seen in nodes}
     waits = {seen.label: _wait(seen, redlock.timing.quarantine) for seen in nodes}
-    yield _gauge("nodes", len(redlock.labels))
-    yield _gauge("quorum", redlock.quorum)
+    yield _gauge("nodes", len(nodes))
+    yield _gauge("quorum", nodes.quorum)
     yield _gauge("node_up", up)
     yield _gauge("node_votes", votes)
     yield _gauge("node_quarantine_seconds", waits)

@@ -33,7 +33,7 @@ from celery_redlock.wire.client import NodeUnreachable, PerNode, each_node
 from celery_redlock.wire.quorum import UNSURE, VoteKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from celery_redlock.basics.clock import Clock
     from celery_redlock.locks.lease import Inspection
@@ -144,17 +144,93 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Nodes:
+    """All nodes of a deployment at one moment.
+
+    Attributes:
+        statuses: The nodes, in their order.
+        quorum: How many of them are a majority.
+        config: Our own configuration, or the view that this client has.
+    """
+
+    statuses: Sequence[NodeStatus]
+    quorum: int
+    config: str
+
+    def __iter__(self) -> Iterator[NodeStatus]:
+        return iter(self.statuses)
+
+    def __len__(self) -> int:
+        return len(self.statuses)
+
+    @property
+    def voting(self) -> list[NodeStatus]:
+        """The nodes whose votes count: of a server with two names, the first."""
+        found: dict[str, NodeStatus] = {}
+        for node in self:
+            if node.state is NodeState.VOTES:
+                found.setdefault(node.run_id or node.label, node)
+        return [*found.values()]
+
+    @property
+    def can_tell(self) -> int:
+        """The number of nodes that can tell what is held."""
+        return sum(node.can_tell for node in self)
+
+    @property
+    def most_can_tell(self) -> bool:
+        """Whether enough nodes can tell: then nothing else is held than they have."""
+        return self.can_tell >= self.quorum
+
+    @property
+    def doubts(self) -> dict[str, str]:
+        """Why nodes cannot tell what is held, by the name of the node."""
+        return {node.label: node.doubt for node in self if node.doubt}
+
+    @property
+    def silent(self) -> dict[str, str]:
+        """Why nodes could not be read, or not to the end, by name."""
+        return {it.label: it.reason for it in self if it.state is NodeState.SILENT}
+
+    @property
+    def awaited(self) -> str:
+        """The names of nodes without an answer, if too few others vote.
+
+        A client admits no other node before it has known for one max_ttl that they give
+        none: see ``members.restart_guard``.
+        """
+        if len(self.voting) >= len(self) - self.quorum + 1:
+            return ""
+        return " and ".join(it.label for it in self if it.state in _ABSENT)
+
+    @property
+    def view(self) -> str:
+        """The view in which most of the nodes vote; "" if none votes."""
+        views = [it.view for it in self if it.state is NodeState.VOTES]
+        return max(sorted(set(views)), key=views.count, default="")
+
+    @property
+    def settings(self) -> str:
+        """The difference of their settings from ours, and the remedy; or ``""``."""
+        states = (NodeState.OTHER_CONFIG, NodeState.CLOSED)
+        theirs = sorted({node.reason for node in self if node.state in states})
+        told = [refusal(config, self.view or self.config) for config in theirs]
+        if not told:
+            return ""
+        differences = "; some nodes ".join(difference for difference, _ in told)
+        return f"The nodes {differences}. {told[0][1]}."
+
+
+@dataclass(frozen=True, slots=True)
 class LockStatus:
     """A lock, and the nodes that were asked about it.
 
     Attributes:
         seen: The holder, and the answer of each node.
-        settings: How the settings of nodes differ from ours: see `other_settings`.
     """
 
     seen: Inspection
-    nodes: list[NodeStatus]
-    settings: str
+    nodes: Nodes
 
     @property
     def is_held(self) -> bool | None:
@@ -167,12 +243,6 @@ class LockStatus:
             names_it = vote and vote.kind is VoteKind.TAKEN and vote.token == token
             unsure += not names_it and not (answered and node.can_tell)
         return is_held(votes, unsure, ballot.quorum)
-
-    @property
-    def most_can_tell(self) -> bool:
-        """Whether a majority of the nodes can tell what they do not have."""
-        can_tell = sum(node.can_tell for node in self.nodes)
-        return can_tell >= self.seen.ballot.quorum
 
     @property
     def doubts(self) -> dict[str, str]:
@@ -322,100 +392,52 @@ def is_held(votes: int, unsure: int, quorum: int) -> bool | None:
 
 def lock_status(redlock: Redlock, key: str) -> LockStatus:
     """Ask the nodes who holds the key, and whether each node can tell."""
-    return status_of(redlock, redlock.inspect(key))
+    return LockStatus(redlock.inspect(key), node_status(redlock))
 
 
-def status_of(redlock: Redlock, seen: Inspection) -> LockStatus:
-    """Return a lock that was inspected, with the status that each node has now."""
-    nodes = node_status(redlock)
-    return LockStatus(seen, nodes, other_settings(redlock, nodes))
-
-
-def other_settings(redlock: Redlock, nodes: Sequence[NodeStatus]) -> str:
-    """Say how the settings of nodes differ from ours, and the remedy; or ``""``."""
-    states = (NodeState.OTHER_CONFIG, NodeState.CLOSED)
-    theirs = sorted({node.reason for node in nodes if node.state in states})
-    ours = present_view(nodes) or redlock.guard.config
-    told = [refusal(config, ours) for config in theirs]
-    if not told:
-        return ""
-    differences = "; some nodes ".join(difference for difference, _ in told)
-    return f"The nodes {differences}. {told[0][1]}."
-
-
-def node_status(redlock: Redlock) -> list[NodeStatus]:
-    """Return the status of each node as a request for a lock would find it now.
+def node_status(redlock: Redlock) -> Nodes:
+    """Return the nodes as a request for a lock would find them now.
 
     All that show the state of nodes to a user read it here.
     """
-    statuses = _look(redlock)
-    states = {it.state for it in statuses}
+    nodes = _look(redlock)
+    states = {it.state for it in nodes}
     is_watched = NodeState.QUARANTINED in states and not states.isdisjoint(_ABSENT)
     may_help = is_watched or not states.isdisjoint(_UNASKED)
     if redlock.asks_for_votes and may_help:
         redlock.guard.votes()
-        statuses = _look(redlock)
+        nodes = _look(redlock)
     # The view of a node that votes may be another one than that of the others.
-    present = present_view(statuses)
-    return [
+    present = nodes.view
+    statuses = [
         replace(it, state=NodeState.OTHER_CONFIG, reason=it.view)
         if it.state is NodeState.VOTES and it.view != present
         else it
-        for it in statuses
+        for it in nodes
     ]
+    return replace(nodes, statuses=statuses)
 
 
-def _look(redlock: Redlock) -> list[NodeStatus]:
+def _look(redlock: Redlock) -> Nodes:
     nodes = each_answering(redlock, lambda client: _status_of(client, redlock))
-    return [
+    statuses = [
         nodes.results.get(label)
         or NodeStatus(label, NodeState.SILENT, nodes.unseen[label])
         for label in redlock.labels
     ]
+    return Nodes(statuses, redlock.quorum, redlock.guard.config)
 
 
 def each_answering(
     redlock: Redlock,
     visit: Callable[[NodeClient], _T],
-    nodes: Iterable[NodeStatus] = (),
+    nodes: Nodes | None = None,
 ) -> PerNode[_T]:
     """Call a function for all nodes, but those that are silent; see ``each_node``."""
-    silent = {it.label: it.reason for it in nodes if it.state is NodeState.SILENT}
+    silent = nodes.silent if nodes else {}
     addresses = [it for it in redlock.addresses if it.name not in silent]
     visited = each_node(addresses, visit, timeout=redlock.timing.connect_timeout)
     return PerNode(visited.results, {**silent, **visited.unseen})
-
-
-def voting_nodes(statuses: Iterable[NodeStatus]) -> list[NodeStatus]:
-    """Return the nodes whose votes count: of a server with two names, the first."""
-    found: dict[str, NodeStatus] = {}
-    for node in statuses:
-        if node.state is NodeState.VOTES:
-            found.setdefault(node.run_id or node.label, node)
-    return [*found.values()]
-
-
-def awaited(redlock: Redlock, statuses: Sequence[NodeStatus]) -> str:
-    """Name the nodes without an answer that too few others vote to do without.
-
-    A client admits no other node before it has known for one max_ttl that they give
-    none: see ``members.restart_guard``.
-    """
-    needed = len(statuses) - redlock.quorum + 1
-    if len(voting_nodes(statuses)) >= needed:
-        return ""
-    return " and ".join(it.label for it in statuses if it.state in _ABSENT)
-
-
-def doubts_of(statuses: Iterable[NodeStatus]) -> dict[str, str]:
-    """Return why nodes cannot tell what is held, by the name of the node."""
-    return {node.label: node.doubt for node in statuses if node.doubt}
-
-
-def present_view(statuses: Iterable[NodeStatus]) -> str:
-    """Return the view in which most of the nodes vote; "" if none votes."""
-    views = [it.view for it in statuses if it.state is NodeState.VOTES]
-    return max(sorted(set(views)), key=views.count, default="")
 
 
 def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
@@ -424,8 +446,8 @@ def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
     It takes about a second to tell a drift of 0.5 % from a change of the network's
     latency.
     """
-    statuses = node_status(redlock)
-    by_label = {status.label: status for status in statuses}
+    found = node_status(redlock)
+    by_label = {status.label: status for status in found}
 
     def visit(client: NodeClient) -> NodeReport:
         status = by_label[client.label]
@@ -456,7 +478,7 @@ def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
             return report  # it finishes no write, as its status says
         return replace(report, denied=denied, unknown=unknown)
 
-    nodes = each_answering(redlock, visit, statuses)
+    nodes = each_answering(redlock, visit, found)
     return [
         nodes.results.get(label) or _unreachable(label, nodes.unseen[label])
         for label in redlock.labels

@@ -252,7 +252,7 @@ def ask_for_page(redlock: Redlock, key: str) -> Question:
             fact += f" It cannot be told whether it is held: {few}."
         raise RedlockError(fact)
     if asked.is_of_others:
-        raise RedlockError(OF_OTHERS.format(settings=asked.found.settings))
+        raise RedlockError(OF_OTHERS.format(settings=asked.found.nodes.settings))
     return asked
 
 

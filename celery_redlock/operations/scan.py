@@ -27,17 +27,15 @@ from celery_redlock.locks.lease import Holder, family_of
 from celery_redlock.locks.limits import MOST_PERMITS, Limit
 from celery_redlock.operations.inspect import (
     ANSWERS,
+    Nodes,
     NodeState,
-    NodeStatus,
     each_answering,
     is_held,
     lock_holder,
     node_status,
-    other_settings,
     text_in,
 )
 from celery_redlock.scripts import INSPECT, TAKEN
-from celery_redlock.wire.quorum import quorum_of
 from celery_redlock.wire.requests import all_answered
 
 if TYPE_CHECKING:
@@ -144,36 +142,13 @@ class Scan:
     Attributes:
         found: All holders, ordered by key.
         counts: How many keys each node has.
-        settings: How the settings of nodes differ from ours: see `other_settings`.
     """
 
     kind: Kind
     pattern: str
     found: list[SeenHolder]
     counts: dict[str, int]
-    nodes: list[NodeStatus]
-    settings: str
-
-    @property
-    def unseen(self) -> dict[str, str]:
-        """Why nodes could not be read, or not to the end, by name."""
-        silent = (it for it in self.nodes if it.state is NodeState.SILENT)
-        return {node.label: node.reason for node in silent}
-
-    @property
-    def quorum(self) -> int:
-        """The number of nodes that are a majority."""
-        return quorum_of(len(self.nodes))
-
-    @property
-    def can_tell(self) -> int:
-        """The number of nodes that can tell what is held."""
-        return sum(node.can_tell for node in self.nodes)
-
-    @property
-    def has_quorum(self) -> bool:
-        """Whether enough nodes can tell: then no other lock is held than these."""
-        return self.can_tell >= self.quorum
+    nodes: Nodes
 
     @property
     def held(self) -> list[SeenHolder]:
@@ -252,17 +227,16 @@ def scan(
         counts[client.label] = len(known)
 
     visited = each_answering(redlock, visit, nodes)
-    nodes = [
+    statuses = [
         replace(node, state=NodeState.SILENT, reason=visited.unseen[node.label])
         if node.label in visited.unseen
         else node
         for node in nodes
     ]
-    unsure = sum(not node.can_tell for node in nodes)
+    nodes = replace(nodes, statuses=statuses)
     parse = lock_holder if kind == "lock" else Holder.parse
-    found = sightings.holders(unsure, redlock.quorum, parse)
-    settings = other_settings(redlock, nodes)
-    return Scan(kind, pattern, found, counts, nodes, settings)
+    found = sightings.holders(len(nodes) - nodes.can_tell, redlock.quorum, parse)
+    return Scan(kind, pattern, found, counts, nodes)
 
 
 def locks_of(redlock: Redlock, base: str, pid: int | None) -> dict[str, set[Holder]]:
@@ -321,12 +295,12 @@ def _limits_in_use(found: Iterable[SeenHolder]) -> list[LimitInUse]:
 
 
 def inspect_limits(
-    redlock: Redlock, limits: Limits, nodes: Iterable[NodeStatus]
+    redlock: Redlock, limits: Limits, nodes: Nodes
 ) -> list[LimitInUse] | None:
     """Return the permits of these limits that have a holder, or may. Changes nothing.
 
     Asks for them by their names, in one request. None where no majority answered.
-    ``nodes`` has the status of each node, from before.
+    ``nodes`` are the nodes, from before.
     """
     names = [name for limit in limits for name in limit.names()]
     request = redlock.nodes.ask(

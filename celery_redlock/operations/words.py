@@ -68,14 +68,14 @@ def few_can_tell(nodes: int) -> str:
 
 def unknown_text(seen: Scan) -> str:
     """Return the text of a scan without a majority; ``""`` if it has one."""
-    nodes = len(seen.nodes)
-    if seen.has_quorum:
+    nodes = seen.nodes
+    if nodes.most_can_tell:
         return ""
-    if nodes == 1:
+    if len(nodes) == 1:
         return "The node cannot tell which locks are held."
     return (
         "Too few nodes can tell which locks are held: "
-        f"{seen.can_tell} of {nodes} can, {seen.quorum} are needed."
+        f"{nodes.can_tell} of {len(nodes)} can, {nodes.quorum} are needed."
     )
 
 
@@ -91,9 +91,9 @@ def held_text(seen: Scan) -> str:
 
 def held_sentences(seen: Scan) -> list[str]:
     """Return how many locks are held for certain, and how many may be."""
-    held, said = held_text(seen), []
-    if seen.has_quorum:
-        said.append(f"{held}, as seen {on_nodes(seen.can_tell, len(seen.nodes))}.")
+    held, nodes, said = held_text(seen), seen.nodes, []
+    if nodes.most_can_tell:
+        said.append(f"{held}, as seen {on_nodes(nodes.can_tell, len(nodes))}.")
     elif seen.held:
         said.append(f"{held} for certain; there may be others.")
     if seen.possible:

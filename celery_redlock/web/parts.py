@@ -145,7 +145,7 @@ def _lock_table(
     heads += [("Release", "")] if style.link else []
     rows = [_holder_row(row, len(seen.nodes), style) for row in some]
     if not rows:
-        fact = "No lock is held" if seen.has_quorum else _CANNOT_TELL
+        fact = "No lock is held" if seen.nodes.most_can_tell else _CANNOT_TELL
         text = f"{fact}{selection(seen)}."
         rows = [tag("tr", tag("td", text, colspan=len(heads), class_="none"))]
     return _table("Locks, the oldest first", heads, rows)
@@ -154,7 +154,7 @@ def _lock_table(
 def limit_list(seen: Scan) -> Html | None:
     """Return how many permits of each limit are in use, the fullest limit first."""
     limits = seen.limits
-    if limits and not seen.has_quorum:
+    if limits and not seen.nodes.most_can_tell:
         return tag("p", "It cannot be told how many permits are in use.")
     items = [
         tag(

@@ -31,7 +31,7 @@ from celery_redlock.basics.text import printable, printable_line
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.locks.forced_release import MOST_FIELD
 from celery_redlock.locks.redlock import Redlock
-from celery_redlock.operations.inspect import node_status, voting_nodes
+from celery_redlock.operations.inspect import node_status
 from celery_redlock.operations.release import Operator, ask_for_page, release
 from celery_redlock.operations.scan import Scan, scan
 from celery_redlock.operations.words import (
@@ -287,11 +287,11 @@ class LockPage:
 
     def _health(self, request: _Request) -> _Response:
         try:
-            redlock = self._redlock()
-            votes, nodes = len(voting_nodes(node_status(redlock))), len(redlock.labels)
-            has_quorum = votes >= redlock.quorum
+            nodes = node_status(self._redlock())
+            votes = len(nodes.voting)
+            has_quorum = votes >= nodes.quorum
             fact = "ok" if has_quorum else "No lock can be granted"
-            fact += f": {votes_text(votes, nodes, redlock.quorum)}."
+            fact += f": {votes_text(votes, len(nodes), nodes.quorum)}."
         except RedlockError as error:
             has_quorum, fact = False, str(error)
         status = HTTPStatus.OK if has_quorum else HTTPStatus.SERVICE_UNAVAILABLE
@@ -333,9 +333,9 @@ class LockPage:
         body = join(
             tag(
                 "div",
-                _verdict(snapshot),
+                _verdict(snapshot.seen),
                 _note(unknown_text(snapshot.seen), "error"),
-                _note(snapshot.seen.settings, "warning"),
+                _note(snapshot.seen.nodes.settings, "warning"),
                 id="state",
                 data_live=True,
             ),
@@ -578,10 +578,10 @@ class LockPage:
         return _Response(f"<!doctype html>\n{page}\n", status=status)
 
 
-def _verdict(snapshot: _Snapshot) -> Html:
+def _verdict(seen: Scan) -> Html:
     """Say whether locks can be granted."""
-    votes, nodes = len(voting_nodes(snapshot.seen.nodes)), len(snapshot.seen.nodes)
-    quorum = snapshot.seen.quorum
+    found = seen.nodes
+    votes, nodes, quorum = len(found.voting), len(found), found.quorum
     if votes < quorum:
         fact = votes_text(votes, nodes, quorum)
         text, mood = f"No lock can be granted: {fact}.", "bad"
@@ -591,8 +591,8 @@ def _verdict(snapshot: _Snapshot) -> Html:
     else:
         text = "The node votes." if nodes == 1 else f"All {nodes} nodes vote."
         mood = "good"
-    if snapshot.seen.has_quorum:
-        text = f"{held_text(snapshot.seen)}. {text}"
+    if found.most_can_tell:
+        text = f"{held_text(seen)}. {text}"
     return tag("p", text, id="verdict", class_=f"verdict {mood}", role="status")
 
 

@@ -77,7 +77,7 @@ def _look_at_nodes() -> dict[str, Any]:
     return {
         "quorum": len(shown) // 2 + 1,
         "voting": sum(node["votes"] for node in shown),
-        "can_lock": voting >= seen.quorum,
+        "can_lock": voting >= nodes.quorum,
         "nodes": shown,
         "locks": [
             _lock(lock, len(nodes), renewals)
@@ -86,9 +86,9 @@ def _look_at_nodes() -> dict[str, Any]:
             )
             if not (lock.holder.keys or lock.holder.is_kept)  # see the app ``limits``
         ],
-        "locks_known": seen.has_quorum,
+        "locks_known": nodes.most_can_tell,
         "beat": {
-            "known": beat.leader is not None or seen.has_quorum,
+            "known": beat.leader is not None or nodes.most_can_tell,
             "leader": beat.leader and beat.leader.pid,
             "standbys": [standby.pid for standby in beat.standbys],
         },

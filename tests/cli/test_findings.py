@@ -48,7 +48,6 @@ from celery_redlock.operations.doctor.settings import runtimes
 from celery_redlock.operations.inspect import (
     NodeReport,
     NodeState,
-    doubts_of,
     node_status,
 )
 from tests.cli.project import Project
@@ -215,7 +214,7 @@ def test_node_that_ran_on_waits_because_a_majority_forgot(start_nodes: Start) ->
 
     with client(nodes, node_timeout=1.0) as redlock:
         found = diagnose(redlock, span=0.05)
-        doubts = doubts_of(node_status(redlock))
+        doubts = node_status(redlock).doubts
 
     ran_on = label(nodes.nodes[0])
     (finding,) = [it for it in found if it.about == ran_on]
@@ -425,7 +424,7 @@ def test_quarantine_names_no_cause_that_it_may_not_have(
 
     with client(three_nodes, node_timeout=1.0) as redlock:
         found = diagnose(redlock, span=0.05)
-        doubts = doubts_of(node_status(redlock))
+        doubts = node_status(redlock).doubts
 
     forgot = label(three_nodes.nodes[1])
     assert re.fullmatch(

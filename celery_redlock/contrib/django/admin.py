@@ -33,7 +33,6 @@ from celery_redlock.basics.text import printable
 from celery_redlock.contrib.django.models import CallRecord, HeldLock, OutboxMessage
 from celery_redlock.contrib.django.project import celery_app
 from celery_redlock.errors import RedlockError
-from celery_redlock.operations.inspect import doubts_of
 from celery_redlock.operations.release import (
     Operator,
     ask_for_page,
@@ -126,10 +125,10 @@ class HeldLockAdmin(_ReadOnly):
             context |= {
                 "seen": seen,
                 "unknown": unknown_text(seen),
-                "settings": seen.settings,
+                "settings": seen.nodes.settings,
                 "locks": parts.lock_list(seen, style, request.GET.dict()),
                 "limits": parts.limit_list(seen),
-                "doubts": doubts_of(seen.nodes),
+                "doubts": seen.nodes.doubts,
                 "releases": _releases(redlock, None, style),
             }
         context |= extra_context or {}

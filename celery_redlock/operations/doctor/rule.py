@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from celery_redlock.basics.command import DOCS
 from celery_redlock.operations.doctor.inquiry import Workers
-from celery_redlock.operations.inspect import voting_nodes
+from celery_redlock.operations.inspect import Nodes
 from celery_redlock.options.broker import visibility_timeout
 from celery_redlock.options.lock_options import lock_tasks
 from celery_redlock.settings import setting_in
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from celery import Celery, Task
 
     from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.operations.inspect import NodeReport, NodeStatus
+    from celery_redlock.operations.inspect import NodeReport
     from celery_redlock.options.lock_options import LockOptions
 
 
@@ -145,9 +145,10 @@ class Case:
         return frozenset(setting_in(conf, "redlock_doctor_ignore") or ())
 
     @property
-    def voting(self) -> list[NodeStatus]:
-        """The nodes whose votes count."""
-        return voting_nodes(report.status for report in self.reports)
+    def nodes(self) -> Nodes:
+        """The nodes, without what was found by a thorough inspection."""
+        statuses = [report.status for report in self.reports]
+        return Nodes(statuses, self.redlock.quorum, self.redlock.guard.config)
 
     @property
     def lock_tasks(self) -> list[LockTask]:

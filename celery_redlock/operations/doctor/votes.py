@@ -16,7 +16,7 @@ from celery_redlock.operations.doctor.rule import (
     as_sentence,
     rule,
 )
-from celery_redlock.operations.inspect import NodeState, awaited, present_view
+from celery_redlock.operations.inspect import NodeState
 from celery_redlock.wire.quorum import UNSURE
 
 if TYPE_CHECKING:
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 @rule(skipped_at_start=True)
 def quorum(case: Case) -> Iterator[Finding]:
     """Find that nothing can be locked, or that no more node may be lost."""
-    nodes, needed, voting = len(case.reports), case.redlock.quorum, len(case.voting)
+    found = case.nodes
+    nodes, needed, voting = len(found), found.quorum, len(found.voting)
     denied = any(report.lacks_commands for report in case.reports)
     remedy = "The other findings say why the other nodes do not vote."
-    if any(report.status.waits_for_a_client for report in case.reports):
+    if any(node.waits_for_a_client for node in found):
         return  # the only node: it votes with the next lock
     if voting < needed:
         votes = f"Only {voting} of {nodes} nodes vote, and {needed} are needed"
@@ -100,15 +101,15 @@ def state(report: NodeReport, case: Case) -> Iterator[Finding]:
     status = report.status
     if report.lacks_commands:
         return
-    ours = present_view(other.status for other in case.reports)
-    difference, advice = refusal(status.reason, ours or case.redlock.guard.config)
+    nodes = case.nodes
+    difference, advice = refusal(status.reason, nodes.view or nodes.config)
     wait = f"and does not vote {_wait(case, status)}"
     by_itself = f"{_BY_ITSELF} {_OR_INIT}" if _is_new(case) else _BY_ITSELF
     match status.state:
         case NodeState.QUARANTINED:
             why = _WITH_ALL if status.waits_with_all else UNSURE
             yield Finding("quarantine", WARNING, f"{why}, {wait}", by_itself)
-        case NodeState.NEW if not case.voting and _some_differ(case):
+        case NodeState.NEW if not nodes.voting and _some_differ(case):
             why = "while other nodes are set up differently"
             fact = f"{UNSURE}, and does not vote {why}"
             yield Finding("quarantine", WARNING, fact, _DIFFER)
@@ -136,8 +137,7 @@ def state(report: NodeReport, case: Case) -> Iterator[Finding]:
 
 def _wait(case: Case, status: NodeStatus) -> str:
     """Return how long a node does not vote, at most, with what this depends on."""
-    statuses = [report.status for report in case.reports]
-    timing, silent = case.redlock.timing, awaited(case.redlock, statuses)
+    timing, silent = case.redlock.timing, case.nodes.awaited
     answer = f"{timing.max_ttl:g} s for {silent} to answer"
     if status.state is NodeState.NEW:
         if not silent:
@@ -148,7 +148,7 @@ def _wait(case: Case, status: NodeStatus) -> str:
         )
     if not status.waits_with_all:
         return f"for {math.ceil(status.wait)} s more"
-    wait = max(it.wait for it in statuses if it.waits_with_all)
+    wait = max(it.wait for it in case.nodes if it.waits_with_all)
     words = f"for {math.ceil(wait)} s more" if wait else "until the others confirm it"
     later = f", or until a client has waited {answer}, if that is later"
     return words + (later if silent else "")
@@ -156,14 +156,14 @@ def _wait(case: Case, status: NodeStatus) -> str:
 
 def _some_differ(case: Case) -> bool:
     """Tell whether nodes have other settings: no deployment is founded beside them."""
-    states = {report.status.state for report in case.reports}
+    states = {node.state for node in case.nodes}
     return not states.isdisjoint((NodeState.OTHER_CONFIG, NodeState.CLOSED))
 
 
 def _is_new(case: Case) -> bool:
     """Tell whether the deployment may be brand-new, so that `init` ends the wait."""
-    views = (report.status.view for report in case.reports)
-    is_alone = not case.voting and not _some_differ(case)
+    views = (node.view for node in case.nodes)
+    is_alone = not case.nodes.voting and not _some_differ(case)
     return is_alone and all(map(may_be_new, views))
 
 
@@ -172,9 +172,7 @@ def _is_removed(case: Case, report: NodeReport) -> bool:
     plan = View.parse(report.status.reason.removeprefix(CLOSED))
     if report.status.state is not NodeState.CLOSED or plan is None:
         return False
-    views = [
-        View.parse(other.status.reason or other.status.view) for other in case.reports
-    ]
+    views = [View.parse(node.reason or node.view) for node in case.nodes]
     has_opened = any(plan.is_same_epoch(view) for view in views if view)
     return has_opened and report.label not in plan.configuration.labels
 
@@ -182,13 +180,13 @@ def _is_removed(case: Case, report: NodeReport) -> bool:
 def _if_aborted(case: Case, status: NodeStatus) -> str:
     """Return a remedy for the case that the reconfiguration of a node was aborted."""
     theirs = View.parse(status.reason)
-    ours = View.parse(present_view(other.status for other in case.reports))
+    ours = View.parse(case.nodes.view)
     if not theirs or not ours or theirs.deployment != ours.deployment:
         return ""
     is_later = theirs.epoch > ours.epoch
     if not is_later or theirs.configuration == ours.configuration:
         return ""
-    if len(case.voting) >= case.redlock.quorum:
+    if len(case.nodes.voting) >= case.nodes.quorum:
         return (
             " If that reconfiguration was aborted, the node comes back by itself with "
             "one of the next locks."
