@@ -58,6 +58,7 @@ def test_command_without_an_app_names_the_option(words: tuple[str, ...]) -> None
 
     assert run.code == 2
     assert f"`celery -A proj redlock {words[0]} ...`" in run.err
+    assert "a shared task" not in run.err
 
 
 def test_command_is_one_file(project: Project, command_file: None) -> None:

@@ -210,6 +210,8 @@ class Command(CeleryCommand):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command with a ``Session``, and end with the code that it returns."""
         celery, as_json = ctx.obj, ctx.params.pop("as_json", False)
+        # Without -A it is Celery's fallback app, which no shared task got by mistake.
+        celery.app.set_as_current = True
         if urls := ctx.params.pop("nodes", ()) if self._asks_nodes else ():
             forget_runtimes()
             celery.app.conf.redlock_nodes = list(urls)
