@@ -516,13 +516,10 @@ class Exchange:
         if not wanted:
             return
         is_first = all(call.sends == 1 for call in calls)
-        packed = b"".join([request.packed() for request in wanted])
         for node in self.nodes:
             self._changing = node
-            if is_first:
-                node.send(wanted, packed)
-            else:  # a thread that was interrupted may have sent some
-                node.send(node.unsent_of(wanted))
+            # A thread that was interrupted may have sent some.
+            node.send(wanted if is_first else node.unsent_of(wanted))
         self._changing = None
 
     def _wanted(self, calls: Sequence[InFlight]) -> list[ScriptRequest]:

@@ -116,24 +116,31 @@ class Connection:
         self._finalizer = weakref.finalize(self, connection.disconnect)
         self._finalizer.atexit = False
 
-    def send(self, requests: Sequence[ScriptRequest], packed: bytes) -> None:
-        """Send requests, given as bytes.
+    def send(self, requests: Sequence[ScriptRequest]) -> None:
+        """Send requests; a script that the server lacks, with its source once.
 
         Raises:
             ConnectionLost: The connection is lost.
         """
-        del requests
+        sent = self.sent_scripts
+        if sent is None:
+            packed = [request.packed() for request in requests]
+        else:
+            packed = [_packed(request, sent) for request in requests]
+        self._write(b"".join(packed))
+
+    def _write(self, data: bytes) -> None:
         if not self.unsent:
             try:
-                count = self.sock.send(packed)
+                count = self.sock.send(data)
             except OSError as error:
                 if not _would_block(error):
                     raise ConnectionLost(f"lost its connection: {error}") from None
                 count = 0
-            if count == len(packed):
+            if count == len(data):
                 return
-            packed = packed[count:]
-        self.unsent += packed
+            data = data[count:]
+        self.unsent += data
         self.events = _READ_AND_WRITE
         if len(self.unsent) > _MOST_UNSENT:
             raise ConnectionLost("accepts no more data")
@@ -145,7 +152,7 @@ class Connection:
             ConnectionLost: The connection is lost.
         """
         unsent, self.unsent, self.events = bytes(self.unsent), bytearray(), EVENT_READ
-        self.send((), unsent)
+        self._write(unsent)
 
     def replies(self) -> Iterator[Any]:
         """Read what has come, and yield the replies. An error is a reply, too.
@@ -180,7 +187,7 @@ class Connection:
         Raises:
             ConnectionLost: The connection is lost, or is full.
         """
-        self.send((), pack(("SUBSCRIBE", channel)))
+        self._write(pack(("SUBSCRIBE", channel)))
         if self.unsent:
             raise ConnectionLost("accepts no more data")
 
@@ -192,6 +199,15 @@ class Connection:
         """Close the copy of a forked child; the parent's stays open."""
         self._finalizer.detach()
         self.sock.close()
+
+
+def _packed(request: ScriptRequest, sent: set[str]) -> bytes:
+    """Return the command, the first time with the source of its script."""
+    sha = request.script.sha
+    if sha in sent:
+        return request.packed()
+    sent.add(sha)
+    return request.packed_source()
 
 
 def open_connection(

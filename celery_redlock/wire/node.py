@@ -152,21 +152,11 @@ class Node:
         """
         return bool(self._pending_releases) or bool(self._backlog) or self.suspect
 
-    def send(self, requests: Sequence[ScriptRequest], packed: bytes = b"") -> None:
-        """Send requests at once, or enter why that is impossible.
-
-        Args:
-            requests: The requests.
-            packed: The bytes of all requests, by SHA, which the nodes can share.
-        """
+    def send(self, requests: Sequence[ScriptRequest]) -> None:
+        """Send requests at once, or enter why that is impossible."""
         conversation = self._conversation
         if conversation and not self.unfit_because:
-            if conversation.connection.sent_scripts is not None:
-                sent = conversation.connection.sent_scripts
-                packed = b"".join([_packed(request, sent) for request in requests])
-            elif not packed:
-                packed = b"".join([request.packed() for request in requests])
-            self._write(conversation, requests, packed)
+            self._write(conversation, requests)
             return
         for request in requests:
             if self.unfit_because:
@@ -370,16 +360,13 @@ class Node:
     # -- the conversation --------------------------------------------------------
 
     def _write(
-        self,
-        conversation: _Conversation,
-        requests: Sequence[ScriptRequest],
-        packed: bytes,
+        self, conversation: _Conversation, requests: Sequence[ScriptRequest]
     ) -> None:
         owes_none = not conversation.pending
         conversation.pending.extend(requests)
         connection = conversation.connection
         try:
-            connection.send(requests, packed)
+            connection.send(requests)
         except ConnectionLost as error:
             self.drop(str(error), may_be_done=error.may_be_done)
             return
@@ -423,10 +410,10 @@ class Node:
         """Enter an error, or send a missing script; a release is sent again later."""
         is_unknown = str(error).startswith("NOSCRIPT")
         if is_unknown:
-            conversation.connection.sent_scripts = sent = set[str]()
+            conversation.connection.sent_scripts = set()
             # Behind a later request it would be late: after its own release, say.
             if not conversation.pending:
-                self._write(conversation, (request,), _packed(request, sent))
+                self._write(conversation, (request,))
                 return
         self._pending_releases.add_refused(request, self._clock.monotonic())
         if is_unknown:
@@ -485,17 +472,3 @@ class Node:
         self.disqualify(made.facts.unfit_because)
         self._connector.accept(usable=not self.unfit_because)
         return True
-
-
-def _packed(request: ScriptRequest, sent: set[str]) -> bytes:
-    """Return the command, the first time with the source of its script.
-
-    Args:
-        request: The request.
-        sent: The SHAs of the scripts that were sent with their source.
-    """
-    sha = request.script.sha
-    if sha in sent:
-        return request.packed()
-    sent.add(sha)
-    return request.packed_source()

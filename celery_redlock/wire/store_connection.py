@@ -105,17 +105,12 @@ class StoreConnection:
         works = self._used.locked() or self._waits is not None or bool(self._sent)
         return works and not self._is_closed
 
-    def send(
-        self,
-        requests: Sequence[ScriptRequest],
-        packed: bytes = b"",
-    ) -> None:
+    def send(self, requests: Sequence[ScriptRequest]) -> None:
         """Begin to carry requests out, or do so when those before them are done.
 
         Raises:
             ConnectionLost: The connection is lost.
         """
-        del packed
         if self._is_closed:
             raise ConnectionLost("was closed")
         self._sent.extend([_command_of(request) for request in requests])

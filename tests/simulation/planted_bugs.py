@@ -593,12 +593,8 @@ def _starts_kept_for_the_ttl() -> _Patches:
 def _wrong_request() -> _Patches:
     right = node.Node.send
 
-    def send(
-        self: node.Node,
-        asked: Sequence[ScriptRequest],
-        packed: bytes = b"",
-    ) -> None:
-        right(self, asked, packed)
+    def send(self: node.Node, asked: Sequence[ScriptRequest]) -> None:
+        right(self, asked)
         pending: Any = self.pending
         if len(pending) > 1 and pending[-1].call[0] is pending[-2].call[0]:
             pending[-1], pending[-2] = pending[-2], pending[-1]  # of one script
