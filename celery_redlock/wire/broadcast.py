@@ -59,7 +59,7 @@ import weakref
 from collections import deque
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery_redlock.basics.callbacks import log_safely
 from celery_redlock.basics.clock import SYSTEM_CLOCK
@@ -686,18 +686,6 @@ class Exchange:
                 newcomer.disqualify(same_server)
 
 
-def _flush(exchange: Exchange, *_: Any) -> None:
-    exchange.flush()
-
-
-def _look(exchange: Exchange, *_: Any) -> None:
-    exchange.look()
-
-
-def _shut(exchange: Exchange, *_: Any) -> None:
-    exchange.shut()
-
-
 class Broadcast(OfOneProcess):
     """One conversation with all nodes of a deployment.
 
@@ -815,7 +803,7 @@ class Broadcast(OfOneProcess):
             self.notice_fork()
         call = InFlight(requests, self._clock.monotonic(), sends=True, waits=False)
         self._queue.append(call)
-        self._try_to(_flush)
+        self._try_to(Exchange.flush)
 
     def wait(self, *requests: ScriptRequest, until: float = math.inf) -> bool:
         """Return when all are done, or time is up: see ``Transport``."""
@@ -830,7 +818,7 @@ class Broadcast(OfOneProcess):
         """Read the replies that are there, unless another thread does so."""
         if self.pid != os.getpid():
             self.notice_fork()
-        self._try_to(_look)
+        self._try_to(Exchange.look)
 
     def finish(self, until: float) -> None:
         """Wait until all requests are sent, and stores have carried them out.
@@ -841,7 +829,7 @@ class Broadcast(OfOneProcess):
             if SYSTEM_CLOCK.monotonic() > until:
                 self._exchange.leave_stores()
                 return
-            self._try_to(_flush)
+            self._try_to(Exchange.flush)
             SYSTEM_CLOCK.sleep(_POLL_EVERY)
 
     def close(self) -> None:
@@ -856,7 +844,7 @@ class Broadcast(OfOneProcess):
         give_up_at = self._clock.monotonic() + self._timing.node_timeout + 1.0
         self._is_wanted = True
         try:
-            while not self._drive(_shut):
+            while not self._drive(Exchange.shut):
                 self._exchange.wake()
                 if self._clock.monotonic() > give_up_at:  # the driver is presumed dead
                     self._succeed(self._exchange, None, keeps=False)
@@ -881,11 +869,8 @@ class Broadcast(OfOneProcess):
 
     # -- who drives ------------------------------------------------------------------
 
-    def _drive(self, work: Callable[[Exchange, bool], object]) -> bool:
+    def _drive(self, work: Callable[[Exchange], object]) -> bool:
         """Call a function with the exchange, unless another thread drives it.
-
-        ``work`` is told whether it interrupts another work of this thread, as a signal
-        handler or a finaliser does.
 
         Returns:
             Whether it was done.
@@ -904,7 +889,7 @@ class Broadcast(OfOneProcess):
                 exchange = self._succeed(exchange, me, keeps=False)
         try:
             exchange.is_steady = False
-            work(exchange, is_nested)
+            work(exchange)
             exchange.is_steady = True
         except (OSError, ValueError, LookupError, AttributeError):
             if not exchange.is_over:  # else another thread has closed it
@@ -918,6 +903,10 @@ class Broadcast(OfOneProcess):
                 self._unrest()
         return True
 
+    def _is_nested(self) -> bool:
+        """Tell whether this thread drives already, below a handler or a finaliser."""
+        return self._exchange.driver == threading.get_ident()
+
     def _succeed(
         self, exchange: Exchange, driver: int | None, *, keeps: bool
     ) -> Exchange:
@@ -930,10 +919,9 @@ class Broadcast(OfOneProcess):
         exchange.close(*made.nodes)
         return made
 
-    def _try_to(self, work: Callable[[Exchange, bool], object]) -> None:
+    def _try_to(self, work: Callable[[Exchange], object]) -> None:
         """Call a function with the exchange, or wake the thread that drives it."""
-        exchange = self._exchange
-        is_nested = exchange.driver == threading.get_ident()
+        is_nested = self._is_nested()
         if (
             self._is_driven and not (is_nested or sys.is_finalizing())
         ) or not self._drive(work):
@@ -948,12 +936,13 @@ class Broadcast(OfOneProcess):
         if works or any(call.waits for call in list(self._queue)):
             self._engage()
         else:
-            self._try_to(_flush)
+            self._try_to(Exchange.flush)
 
     def _see_through(self, call: InFlight) -> bool:
         """Return True when the call is over; False if it is not at its ``until``."""
-        see_through, give_up_at = partial(self._carry, call), call.until
+        give_up_at = call.until
         try:
+            see_through = partial(self._carry, call, is_nested=self._is_nested())
             self._try_to(see_through)
             return call.is_over or self._await(call, see_through, give_up_at)
         finally:
@@ -964,14 +953,14 @@ class Broadcast(OfOneProcess):
     def _await(
         self,
         call: InFlight,
-        see_through: Callable[[Exchange, bool], object],
+        see_through: Callable[[Exchange], object],
         give_up_at: float,
     ) -> bool:
         """Wait while another thread drives; drive if it does not any more."""
 
-        def anew(exchange: Exchange, is_nested: bool) -> None:  # noqa: FBT001  (a work)
+        def anew(exchange: Exchange) -> None:
             self._thread = 0  # it would drive
-            see_through(exchange, is_nested)
+            see_through(exchange)
 
         call.event = event = threading.Lock()
         event.acquire()
@@ -1000,12 +989,7 @@ class Broadcast(OfOneProcess):
             return call.due_at
         return call.came_at + self._timing.connect_timeout + self._timing.node_timeout
 
-    def _carry(
-        self,
-        call: InFlight,
-        exchange: Exchange,
-        is_nested: bool,  # noqa: FBT001  (a work)
-    ) -> None:
+    def _carry(self, call: InFlight, exchange: Exchange, *, is_nested: bool) -> None:
         """Send and read until this call is over, or until another caller waits."""
         while not call.is_over and not exchange.is_over:
             if not exchange.others_wait(call):
@@ -1061,9 +1045,8 @@ class Broadcast(OfOneProcess):
                 if self._is_driven:
                     self._engage()
 
-    def _serve(self, exchange: Exchange, is_nested: bool) -> None:  # noqa: FBT001  (a work)
+    def _serve(self, exchange: Exchange) -> None:
         """Drive until no caller waits."""
-        del is_nested
         crowded_at = self._clock.monotonic()
         while not self._is_wanted and not exchange.is_over:
             if exchange.has_work():
