@@ -10,7 +10,7 @@ integer  number                                          integer, without a frac
 text     string                                          text
 no text  false                                           no text; so is nil. true is 1
 list     table                                           list, up to the first nil
-status   table with ok                                   status
+status   table with ok                                   text
 error    an error, which ends the script;                error
          with ``pcall`` a table with err
 =======  ==============================================  ============================
@@ -108,12 +108,6 @@ _COMMANDS = (
 _LISTS = ("time", "mget", "hmget", "zpopmin", "zrevrange", "zrangebyscore")
 _FEW = 200  # words
 _MOST = 2**63 - 1  # of an integer reply
-
-
-class Status(str):
-    """A status reply, such as OK."""
-
-    __slots__ = ()
 
 
 _free: list[_LuaRuntime] = []  # the runtimes that run no script
@@ -379,7 +373,7 @@ def _reply(value: Any) -> Any:
     if (error := value[b"err"]) is not None:
         return ErrorReply(error.decode(errors="replace"))
     if (status := value[b"ok"]) is not None:
-        return Status(status.decode(errors="replace"))
+        return status
     items: list[Any] = []
     while (item := value[len(items) + 1]) is not None:
         items.append(_reply(item))

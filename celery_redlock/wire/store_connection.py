@@ -158,7 +158,7 @@ class StoreConnection:
                 try:
                     self.events = next(waits)
                 except StopIteration as end:
-                    self._replies.extend(map(_plain, end.value))
+                    self._replies.extend(end.value)
                     self.events = EVENT_READ
                 else:
                     self._waits = waits
@@ -180,7 +180,7 @@ class StoreConnection:
         """
         words = [[_word(word) for word in command] for command in commands]
         try:
-            return [_plain(reply) for reply in self._store.run(words)]
+            return self._store.run(words)
         except StoreError as error:
             raise ConnectionLost(str(error)) from None
 
@@ -365,10 +365,3 @@ def _command_of(request: ScriptRequest) -> Command:
 def _word(part: Any) -> bytes:
     word = word_of(part)
     return word if isinstance(word, bytes) else word.encode()
-
-
-def _plain(reply: Any) -> Any:
-    """Return a reply as it would come from a server: a status is a text, too."""
-    if isinstance(reply, list):
-        return [_plain(item) for item in reply]
-    return reply.encode() if isinstance(reply, str) else reply

@@ -69,7 +69,7 @@ def test_error_of_a_sweep_hides_no_commit_of_postgresql(
         """)  # noqa: SLF001
         store.run([[b"SET", b"redlock:short", b"x", b"PX", b"1"]])
         for _ in range(2):
-            assert store.run([[b"SET", b"redlock:lock", b"ours"]]) == ["OK"]
+            assert store.run([[b"SET", b"redlock:lock", b"ours"]]) == [b"OK"]
         assert store.run([[b"GET", b"redlock:lock"]]) == [b"ours"]
 
 
@@ -95,7 +95,7 @@ def test_error_of_a_sweep_hides_no_commit(
             raise error
 
         monkeypatch.setattr(store, "_sweep", breaks)
-        assert store.run([[b"SET", b"sweep:lock", b"ours"]]) == ["OK"]
+        assert store.run([[b"SET", b"sweep:lock", b"ours"]]) == [b"OK"]
         assert store.run([[b"GET", b"sweep:lock"]]) == [b"ours"]
         assert sweeps
 
