@@ -347,16 +347,6 @@ class Exchange:
         self.waiting[call] = None
         heapq.heappush(self._due, (call.due_at, next(self._count), call))
 
-    def turn_alone(self, call: InFlight) -> None:
-        """Send this call and wait for a reply, where no other caller waits."""
-        self.flush(call)
-        self._look_at_news()
-        if call.is_over:
-            return
-        self._sleep_until(call.due_at)
-        self._look_at_news()
-        self._end(call)
-
     def turn(self, until: float = 0.0) -> None:
         """Send what is queued, read what has come, and end the calls that are over."""
         self.flush()
@@ -487,12 +477,8 @@ class Exchange:
 
     # -- sending ---------------------------------------------------------------------
 
-    def flush(self, alone: InFlight | None = None) -> None:
-        """Send what is queued, in the order of the queue.
-
-        Args:
-            alone: The call of the caller that drives, if no other caller waits.
-        """
+    def flush(self) -> None:
+        """Send what is queued, in the order of the queue."""
         if not self._queue:
             return
         now = self._clock.monotonic()
@@ -506,7 +492,7 @@ class Exchange:
         can_wait = self._maintain() is not None
         calls = list(self._queue)
         self._send(calls, self._wanted(calls) if can_wait else self._give_up(calls))
-        self._file(calls, alone)
+        self._file(calls)
         for call in calls:  # now: until then an interruption lets them be sent again
             queue = self._queue  # read anew: a successor may have taken it over
             if queue and queue[0] is call:
@@ -549,7 +535,7 @@ class Exchange:
                         request.fail(index, "was not asked any more")
         return wanted
 
-    def _file(self, calls: Sequence[InFlight], alone: InFlight | None) -> None:
+    def _file(self, calls: Sequence[InFlight]) -> None:
         """Enter that the calls were sent, and the deadlines of those that wait."""
         patience = self._reply_timeout()
         deadline = self._clock.monotonic() + patience
@@ -564,8 +550,7 @@ class Exchange:
             # Also of those that are done: an interrupted driver may have sent them.
             deadlines = [request.deadline for request in call.requests]
             call.due_at = call.until = min([call.until, *deadlines])
-            if call is not alone:
-                self.enlist(call)
+            self.enlist(call)
             if is_uneasy or call.is_sent_before:
                 call.note_vote()  # it may be over already
 
@@ -992,14 +977,9 @@ class Broadcast(OfOneProcess):
     def _carry(self, call: InFlight, exchange: Exchange, *, is_nested: bool) -> None:
         """Send and read until this call is over, or until another caller waits."""
         while not call.is_over and not exchange.is_over:
-            if not exchange.others_wait(call):
-                exchange.turn_alone(call)
-                continue
-            if call.due_at < math.inf and call not in exchange.waiting:
-                exchange.enlist(call)
-            if not is_nested and self._engage():
+            if not is_nested and exchange.others_wait(call) and self._engage():
                 return
-            exchange.turn()  # for all: no other thread can drive
+            exchange.turn()  # for all, where no other thread can drive
 
     def _engage(self) -> bool:
         """Let the I/O thread drive. Return False if there can be no thread."""
