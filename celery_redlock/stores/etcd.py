@@ -174,9 +174,7 @@ class Etcd(CompareAndSwapStore):
             status = self._if_allowed("/maintenance/status")
             members = self._if_allowed("/cluster/member/list").get("members", ())
             self.info = {
-                "redis_mode": "standalone",
                 "store": f"etcd {status.get('version', '')}".strip(),
-                "role": "master",
                 "encrypted": "yes" if is_encrypted else "no",
                 "denied": self._denied(),
                 "members": str(len(members) or ""),

@@ -310,8 +310,6 @@ class PostgreSQL:
             raise StoreError(f"{denied}; {GRANT}")
         oldest = _row(cursor, _OLDEST) or ("", 0)
         self.info = {
-            "redis_mode": "standalone",
-            "role": "master",
             "store": f"PostgreSQL {version.split()[0]}",
             "fsync": fsync,
             "synchronous_commit": commits,

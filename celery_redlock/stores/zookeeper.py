@@ -196,9 +196,7 @@ class ZooKeeper(CompareAndSwapStore):
             self.close()
             raise StoreError(_told(error)) from None
         self.info = {
-            "redis_mode": "standalone",
             "store": "ZooKeeper",
-            "role": "master",
             "encrypted": "no",
             "denied": denied,
         }

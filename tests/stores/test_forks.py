@@ -62,7 +62,7 @@ for way in ("forgotten", "dropped"):
         os._exit(0)
     ends.append(os.waitpid(child, 0)[1])
 (info,) = connector.take().ask([["INFO"]])
-print(ends, b"role:master" in info)
+print(ends, b"store:" in info)
 """
 
 
