@@ -534,9 +534,8 @@ class Redlock:
             if choice.starts and lease.began_at is None:  # there was no start
                 self._release_permits(lease, choice.starts)
             choice.give_back()
-        locks, queues = self._places(lease.key, permits)
         request = self._release_request(
-            locks, queues, lease.token, keep=keep, since=lease.started_at
+            lease.key, permits, lease.token, keep=keep, since=lease.started_at
         )
         return (yield from self.sending(request))
 
@@ -565,9 +564,8 @@ class Redlock:
 
         Nothing is waited for: later requests on a connection come after it.
         """
-        locks, queues = self._places(lease.key, permits)
         request = self._release_request(
-            locks, queues, lease.token, keep=keep, since=lease.started_at
+            lease.key, permits, lease.token, keep=keep, since=lease.started_at
         )
         self.nodes.send(request)
 
@@ -597,13 +595,12 @@ class Redlock:
             since: Instant at which the lock was first asked for; as below.
         """
         permits = [(limit, name) for limit in limits for name in limit.names()]
-        locks, queues = self._places(key, permits or None)
-        return self._release_request(locks, queues, prefix, since=since)
+        return self._release_request(key, permits or None, prefix, since=since)
 
     def _release_request(
         self,
-        locks: Sequence[str],
-        queues: Sequence[str],
+        key: str,
+        permits: list[tuple[Limit, str]] | None,
         prefix: str,
         *,
         keep: float = 0.0,
@@ -612,14 +609,19 @@ class Redlock:
         """Build the request that releases locks, now or in ``keep`` seconds.
 
         Args:
-            locks: The names of the locks on the nodes.
-            queues: The wait queue of each.
+            key: The keys of a plain lock.
+            permits: The limit and the name of each permit; None for a plain lock.
             prefix: The start of the token.
             keep: Seconds for which nodes keep the lock instead of deleting it.
             since: Instant at which the lock was first asked for. A node that was
                 asked for nothing since then has nothing to release, and gets no
                 release when it is back.
         """
+        if permits is None:
+            locks, queues = self.keys.locks(key), self.keys.wait_queues(key)
+        else:
+            locks = [lock_name(limit, name, self.keys) for limit, name in permits]
+            queues = [self.keys.wait_queue(limit.key) for limit, _ in permits]
         return self.nodes.request(
             RELEASE,
             (*locks, *queues),
@@ -633,25 +635,8 @@ class Redlock:
         self, key: str, token: str, *, since: float, choice: Choice | None = None
     ) -> None:
         """Release all that an attempt may have been granted; wait for nothing."""
-        locks, queues = self._places(key, choice.pairs if choice else None)
-        request = self._release_request(locks, queues, token, since=since)
-        self.nodes.send(request)
-
-    def _places(
-        self, key: str, permits: list[tuple[Limit, str]] | None
-    ) -> tuple[list[str], list[str]]:
-        """Return the names of locks on the nodes, and the wait queue of each.
-
-        Args:
-            key: The keys of a plain lock.
-            permits: The limit and the name of each permit; None for a plain lock.
-        """
-        if permits is None:
-            return self.keys.locks(key), self.keys.wait_queues(key)
-        return (
-            [lock_name(limit, name, self.keys) for limit, name in permits],
-            [self.keys.wait_queue(limit.key) for limit, _ in permits],
-        )
+        permits = choice.pairs if choice else None
+        self.nodes.send(self._release_request(key, permits, token, since=since))
 
     # -- ask -----------------------------------------------------------------------
 

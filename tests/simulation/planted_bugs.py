@@ -568,10 +568,8 @@ def _one_permit_too_many() -> _Patches:
 
 def _starts_released_at_once() -> _Patches:
     def keep_starts(self: Redlock, lease: Lease) -> None:
-        for limit, name in lease.choice.starts if lease.choice else ():
-            locks = [self.keys.lock(name)]
-            queues = [self.keys.wait_queue(limit.key)]
-            request = self._release_request(locks, queues, lease.token, since=0.0)
+        for permit in lease.choice.starts if lease.choice else ():
+            request = self._release_request(lease.key, [permit], lease.token, since=0.0)
             self.transport.send(request)
 
     return [(Redlock, "_keep_starts", keep_starts)]

@@ -729,14 +729,14 @@ def test_start_that_is_kept_wakes_no_waiter_in_place_of_the_permit() -> None:
 
 def test_release_that_wakes_waiters_of_one_permit_is_found() -> None:
     """The simulator finds it where the permit is not the lock of the key."""
-    right = Redlock._places  # noqa: SLF001
+    right = Redlock._release_request  # noqa: SLF001
 
-    def places(self: Redlock, *words: Any, **options: Any) -> tuple[list[str], ...]:
-        locks, _ = right(self, *words, **options)
-        names = [lock.rpartition(":")[2] for lock in locks]
-        return locks, [self.keys.wait_queue(name) for name in names]
+    def release(self: Redlock, key: str, permits: Any, *words: Any, **more: Any) -> Any:
+        own = permits and [(limit._replace(key=name), name) for limit, name in permits]
+        return right(self, key, own, *words, **more)
 
-    bug = PlantedBug("own queue", lambda: [(Redlock, "_places", places)], (), 0)
+    patches = [(Redlock, "_release_request", release)]
+    bug = PlantedBug("own queue", lambda: patches, (), 0)
     with bug.planted():
         outcomes = [play(waiter_for_two_permits(*holds)) for holds in EITHER_FIRST]
 
