@@ -19,7 +19,6 @@ from celery_redlock import scripts
 from celery_redlock.basics.resp import (
     ErrorReply,
     may_evict,
-    pack,
     pack_words,
     refusal_of,
     unsendable,
@@ -212,6 +211,7 @@ class ScriptRequest:
     """A script, its keys and arguments, and the votes on it so far.
 
     Attributes:
+        words: The command, with the SHA of the script.
         ballot: The votes. Those of late nodes are still entered.
         replies: The raw reply of each node, in node order; None until it answers.
         is_obsolete: Called just before sending. If it returns True, nothing is sent.
@@ -246,6 +246,7 @@ class ScriptRequest:
         "resend_until",
         "resends",
         "script",
+        "words",
     )
 
     def __init__(  # noqa: PLR0913  (made by `Nodes`, by name)
@@ -269,7 +270,8 @@ class ScriptRequest:
                 w if type(w) is str else str(w) if type(w) is int else word_of(w)
                 for w in ("EVALSHA", script.sha, len(keys), *keys, *args)
             ]
-            self._evalsha = pack_words(tuple(words))
+            self.words = tuple(words)
+            self._evalsha = pack_words(self.words)
         except ValueError as error:
             raise unsendable(error) from None
         self._eval: bytes | None = None
@@ -293,7 +295,7 @@ class ScriptRequest:
 
     @property
     def call(self) -> tuple[Script, Sequence[str], Sequence[Any]]:
-        """Script, keys and arguments, for nodes that are not reached by bytes."""
+        """Script, keys and arguments."""
         return self.script, self._keys, self._args
 
     def packed(self) -> bytes:
@@ -303,9 +305,8 @@ class ScriptRequest:
     def packed_source(self) -> bytes:
         """Return the command with its source, for a node that lacks the script."""
         if self._eval is None:
-            count = len(self._keys)
-            words = ("EVAL", self.script.source, count, *self._keys, *self._args)
-            self._eval = pack(words)
+            words = "EVAL", self.script.source, *self.words[2:]
+            self._eval = pack_words(words)
         return self._eval
 
     def answer(self, index: int, reply: Any) -> None:

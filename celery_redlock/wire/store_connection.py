@@ -35,7 +35,7 @@ from celery_redlock.stores.connection import StoreError, store_of
 from celery_redlock.wire.connection import ConnectionLost, facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from typing_extensions import Self
 
@@ -113,7 +113,7 @@ class StoreConnection:
         """
         if self._is_closed:
             raise ConnectionLost("was closed")
-        self._sent.extend([_command_of(request) for request in requests])
+        self._sent.extend([_command_of(request.words) for request in requests])
         if self._waits is None:
             self._go_on()
 
@@ -178,9 +178,9 @@ class StoreConnection:
         Raises:
             ConnectionLost: The connection is lost, or the store did not answer.
         """
-        words = [[_word(word) for word in command] for command in commands]
+        asked = [_command_of(map(word_of, command)) for command in commands]
         try:
-            return self._store.run(words)
+            return self._store.run(asked)
         except StoreError as error:
             raise ConnectionLost(str(error)) from None
 
@@ -351,17 +351,5 @@ class _Listening:
             self._waker.wake()
 
 
-def _command_of(request: ScriptRequest) -> Command:
-    script, keys, args = request.call
-    words = [
-        one.encode()
-        if type(one) is str
-        else (b"%d" % one if type(one) is int else _word(one))
-        for one in (*keys, *args)
-    ]
-    return [b"EVALSHA", script.sha.encode(), b"%d" % len(keys), *words]
-
-
-def _word(part: Any) -> bytes:
-    word = word_of(part)
-    return word if isinstance(word, bytes) else word.encode()
+def _command_of(words: Iterable[str | bytes]) -> Command:
+    return [one if isinstance(one, bytes) else one.encode() for one in words]
