@@ -33,11 +33,13 @@ key gets its RESTORE with the next renewal.
 
 Several leases are renewed by one EXTEND, if at their last renewals no node told of
 anything else: a node renews all of them, or none. If a majority does not, or some node
-tells of another holder, a missing lock or a newcomer, each is then renewed by itself.
+tells of another holder, a missing lock, a newcomer or a key that it refuses, each is
+then renewed by itself.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.locks.forced_release import records_in
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
 
 
 _MS = 1000
+# What a node answers for one key of a request. Its other errors are about all keys.
+_ERROR_OF_A_KEY = re.compile("answered (WRONGTYPE|NOPERM .*key)")
 
 
 class Extension:
@@ -163,7 +167,7 @@ class Extension:
         """Renew the leases, if a majority has, and no node tells of anything else."""
         self.result = False
         is_decided = ballot.granted >= ballot.quorum
-        if is_decided and ballot.answered == ballot.granted and not self.cancelled_by:
+        if is_decided and _is_unanimous(ballot) and not self.cancelled_by:
             self._renew(ballot.granted)
             for lease in self.leases:
                 lease.renewal_ballot = ballot
@@ -236,14 +240,26 @@ class Extension:
 def is_usual(lease: Lease) -> bool:
     """Tell whether the lease can be renewed together with others.
 
-    It has one lock, no newcomer asked its holder to end, and each node that told of its
-    lock at the last renewal has renewed it.
+    It has one lock, no newcomer asked its holder to end, and the nodes had nothing else
+    to tell of its lock at the last renewal.
     """
     has_more = "\n" in lease.key or (lease.choice and lease.choice.call)
     if has_more or lease.cancelled_by:
         return False
     ballot = lease.renewal_ballot
-    return ballot is None or ballot.answered == ballot.granted
+    return ballot is None or _is_unanimous(ballot)
+
+
+def _is_unanimous(ballot: Ballot) -> bool:
+    """Tell whether each node that told of a lock has renewed it.
+
+    A node that refuses one key of a request carries out nothing of it.
+    """
+    if ballot.granted + ballot.pending == len(ballot.votes):
+        return True
+    return ballot.answered == ballot.granted and not any(
+        vote is not None and _ERROR_OF_A_KEY.match(vote.reason) for vote in ballot.votes
+    )
 
 
 def _locks_of(lease: Lease, keys: Keys) -> list[str]:

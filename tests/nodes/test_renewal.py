@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.devnodes import DevNode, DevNodes
+from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from celery_redlock.errors import LockLost
 from celery_redlock.locking import lock, watchdog_of
 from celery_redlock.locks.lease import Lease, LeaseState
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.locks.watchdog import Watchdog
 from tests.nodes.support import (
+    StartNodes,
     client,
     delete_lock,
     failing,
@@ -68,6 +69,14 @@ class RecordingWatchdog(Watchdog):
             self.redlock.release(lease)
 
 
+class SteppedWatchdog(RecordingWatchdog):
+    """A watchdog without a thread: the test calls its steps."""
+
+    def start(self) -> bool:
+        """Do not start the thread."""
+        return True
+
+
 @contextlib.contextmanager
 def watchdog(
     nodes: DevNodes | Sequence[str], **options: Any
@@ -110,6 +119,33 @@ def test_stuttering_minority_costs_no_lease(five_nodes: DevNodes, key: str) -> N
         assert dog.losses == []
         dog.release(*leases)
     until_nothing_is_left(five_nodes)
+
+
+@pytest.mark.every_server
+def test_key_that_our_user_may_not_access_costs_no_other_lock(
+    start_nodes: StartNodes,
+) -> None:
+    """A node refuses the whole renewal of leases together for one of their keys."""
+    options = ServerOptions(username="locker", password="secret")
+    nodes = start_nodes(3, options=options)
+    first = nodes.nodes[0]
+    allowed = [f"~redlock:{name}" for name in ("lock:a", "meta", "releases")]
+    with client(nodes) as redlock:
+        dog = SteppedWatchdog(redlock)
+        leases = [redlock.acquire(key) for key in ("a", "b")]
+        first.command("ACL", "SETUSER", "locker", "resetkeys", *allowed)
+        for key in ("a", "b"):
+            first.command("PEXPIRE", f"redlock:lock:{key}", 10**9)
+        dog.record(*leases, every=0.001)  # they are due together
+
+        def is_renewed_there() -> bool:
+            dog.step()
+            return bool(first.command("PTTL", "redlock:lock:a") <= 30_000)
+
+        until(is_renewed_there)
+        assert first.command("PTTL", "redlock:lock:b") > 30_000
+        assert dog.losses == []
+        dog.release(*leases)
 
 
 def test_failed_renewal_is_tried_again(three_nodes: DevNodes, key: str) -> None:

@@ -159,6 +159,20 @@ def test_lock_that_a_node_lacks_is_restored_beside_others(
     assert asked(site.nodes) == ["extend"]
 
 
+def test_lease_whose_lock_has_another_type_is_renewed_alone(site: Site) -> None:
+    """Another program has written it on one node. The others go on together."""
+    leases = [site.watched(key) for key in ("a", "k", "c")]
+    forget(site.nodes, 4)
+    site.nodes.nodes[4].memory.redis.hset(b"redlock:lock:k", {b"of": b"others"})
+
+    site.renew_for(TTL / 3 + 0.05)
+    site.nodes.asked.clear()
+    site.renew_for(TTL / 3)
+
+    assert asked(site.nodes) == ["extend", "extend"]
+    assert {lease for lease, _, _ in site.told.renewed[3:]} == {*leases}
+
+
 def test_lease_with_little_time_is_renewed_alone(clock: FakeClock) -> None:
     """It ends before a renewal together, one alone and a restore may be done."""
     nodes = FakeNodes(5, clock=clock)
