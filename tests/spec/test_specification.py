@@ -10,7 +10,7 @@ from spec.page import is_stale, runs_of
 
 pytestmark = pytest.mark.timeout(1200)  # a slow machine takes minutes for the largest
 needs_spin = pytest.mark.skipif(bool(missing()), reason=f"{missing()} is missing")
-# CI searches for these, and for errors of one model. `make spec` does all of it.
+# `make test-more` searches for these, and for errors of one model; `make spec` for all.
 SHORT = {"MAJORITY", "QUARANTINE", "TOKEN"}
 
 
