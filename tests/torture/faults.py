@@ -34,6 +34,7 @@ from tests.torture.site import NODES, TTL, Site
 
 _MEAN_PAUSE = 0.9  # seconds between two faults
 _TICK = 0.05
+_FENCED = "write", "add"  # tasks whose late writes only the fence refuses
 _BUSY = 0.8  # the share of faults that hit a child with a running body
 _MOST_NODES, _MOST_WORKERS = 2, 2
 _MOST_LINKS = 6  # faults of links at once
@@ -59,7 +60,7 @@ class Faults:
         self._links = 0
         self._voteless: set[int] = set()
         self._fresh: list[str] = []
-        self._bodies: dict[str, int] = {}
+        self._bodies: dict[str, tuple[int, str]] = {}
         self._sent = 0
         self.counts: Counter[str] = Counter()
         self.ended = 0
@@ -171,7 +172,7 @@ class Faults:
                 self._fresh = [*self._fresh[-11:], line["task_id"]]
             self._sent += line["event"] == "sent"
             if line["event"] == "began":
-                self._bodies[line["run"]] = line["pid"]
+                self._bodies[line["run"]] = line["pid"], line["name"]
             elif line["event"] == "ended":
                 self._bodies.pop(line["run"], None)
 
@@ -184,15 +185,17 @@ class Faults:
         worker = self._random.choice(well)
         return worker if worker.is_running else None
 
-    def _child(self) -> tuple[Worker, int] | None:
+    def _child(self, *names: str) -> tuple[Worker, int] | None:
+        """Choose a child, mostly one that runs a body, and one of these if it can."""
         worker = self._worker()
         if worker is None or worker.pool != "prefork":
             return None
         children = descendants(worker.pid)
-        busy = [pid for pid in children if pid in self._bodies.values()]
+        busy = {pid: name for pid, name in self._bodies.values() if pid in children}
         # Some faults hit an idle child: it may be about to ack, or to begin.
         if busy and self._random.random() < _BUSY:
-            children = busy
+            named = [pid for pid, name in busy.items() if name in names]
+            children = named or [*busy]
         return (worker, self._random.choice(children)) if children else None
 
     def _kill_worker(self) -> bool:
@@ -221,7 +224,7 @@ class Faults:
         return True
 
     def _freeze(self, *, child: bool) -> bool:
-        found = self._child() if child else None
+        found = self._child(*_FENCED) if child else None
         worker = found[0] if found else self._worker()
         if worker is None or (child and not found):
             return False
