@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +21,6 @@ from urllib.parse import urlencode
 from urllib.request import HTTPCookieProcessor, Request, build_opener
 
 from celery_redlock.devnodes.processes import Process
-from tests.harness.programs import Ended, end_of
 from tests.harness.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -95,11 +96,16 @@ class Site:
             database.execute("DELETE FROM live_run WHERE host = 'elsewhere'")
             database.commit()
 
-    def manage(self, *words: str) -> Ended:
-        """Run a command of ``manage.py`` with the addresses of the nodes."""
-        command = (sys.executable, str(ROOT / "example_project/manage.py"), *words)
-        variables = {**self._addresses(), "REPORTS_VAR": str(self.var)}
-        return end_of(*command, code=None, variables=variables)
+    def manage(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command of ``manage.py`` with the addresses of the nodes."""
+        return subprocess.Popen(  # noqa: S603  (a program of this repository)
+            [sys.executable, str(ROOT / "example_project/manage.py"), *words],
+            env={**os.environ, **self._addresses(), "REPORTS_VAR": str(self.var)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
 
 @contextlib.contextmanager
