@@ -36,10 +36,13 @@ FOREIGN = {
 }
 
 _USUAL = {
+    "cooldown": "Did you mean 'unique_for'?",
     "lock_key": "Did you mean 'key'?",
     "lock_timeout": "A lock is renewed until its run ends, and needs no timeout. ttl "
     "says how long nodes keep the lock of a process that was killed. Celery's "
     "time_limit ends a run.",
+    "on_lost": "Did you mean 'on_lock_lost'?",
+    "wait": "Did you mean 'wait_timeout'?",  # lock() has it
 }
 _SETTING = "redlock_"
 

@@ -54,6 +54,10 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {  # of durations
 }
 _OF_A_CALL = ("timeout",)  # kombu takes it, with another meaning
 _NEARLY = 0.8  # similar enough for a typing error, by difflib's measure
+_OF_A_SHORT_NAME = 2 / 3  # that of two words of three letters that differ in one
+_IF_YOURS = (
+    "If it is an attribute of your own, write base= with a task class that has it."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +123,17 @@ class LockOptions(_AllOptions):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split a decorator's arguments into lock options and all others.
 
-        A name that is nearly a lock option, or is meant as one (``options.foreign``),
-        and is not in ``foreign``, counts as one, to be refused: Celery would accept it
-        as an attribute of the task.
+        Raises:
+            ConfigurationError: A name is nearly a lock option, or is meant as one
+                (``options.foreign``), and is not in ``foreign``. Celery would accept it
+                as an attribute of the task.
         """
-        near = {n for n in arguments if _is_near(n) or remedy_of(n, _NAMES)}
-        ours = {n: arguments[n] for n in near if n in _NAMES or n not in foreign}
-        return ours, {n: value for n, value in arguments.items() if n not in ours}
+        ours = {n: value for n, value in arguments.items() if n in _NAMES}
+        others = {n: value for n, value in arguments.items() if n not in ours}
+        for name in sorted(others.keys() - {*foreign}):
+            if _is_near(name) or remedy_of(name, _NAMES):
+                raise ConfigurationError(f"{_unknown(name)} {_IF_YOURS}")
+        return ours, others
 
     def resolve(self, settings: Any, task: str = "this task") -> ResolvedOptions:
         """Fill in an app's `Settings` and the defaults. An app does this once per task.
@@ -249,8 +257,16 @@ def lock_task_inside(task: object) -> Any:
 # mostly Celery's, and the same for all tasks.
 @lru_cache(maxsize=1024)
 def _is_near(name: str) -> bool:
-    """Tell whether a name is one of a lock option, or nearly one."""
-    return bool(get_close_matches(name, _NAMES, 1, _NEARLY))
+    """Tell whether a name is nearly that of a lock option.
+
+    Capital letters make no difference. Of a short name, one letter is a large part.
+    """
+    word = name.lower()
+    short = [one for one in _NAMES if len(one) == len(word) < 5]  # noqa: PLR2004  (letters)
+    return bool(
+        get_close_matches(word, _NAMES, 1, _NEARLY)
+        or get_close_matches(word, short, 1, _OF_A_SHORT_NAME)
+    )
 
 
 def _filled(

@@ -18,7 +18,6 @@ from celery import Task, current_app
 from celery._state import _get_active_apps, connect_on_app_finalize
 from celery.local import Proxy
 
-from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.lock_options import LockOptions, options_in
 from celery_redlock.task.singleton_task import (
     SingletonTask,
@@ -122,8 +121,6 @@ def singleton_task(
         )
     known = base or (app and app.Task)
     ours, celerys = LockOptions.split(options, foreign=attributes_of(known or Task))
-    if known is None:
-        _refuse_unknown(ours)
     ours = {**options_in(celerys.pop("redlock", {})), **ours}
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     bound = celerys.get("bind", False)
@@ -137,19 +134,6 @@ def singleton_task(
     if app is None:
         return _share(function, base, celerys)
     return app.task(base=_composed(base or app.Task), **celerys)(function)
-
-
-def _refuse_unknown(arguments: dict[str, Any]) -> None:
-    """Refuse a name that is meant as a lock option and is none, without an app.
-
-    It may be an attribute of the class that the app has for all its tasks. That class
-    is known when the app registers the task, and a typing error must be found before.
-    """
-    try:
-        LockOptions(**{n: arguments[n] for n in arguments.keys() - LockOptions.names()})
-    except ConfigurationError as error:
-        remedy = "If the app has it in its task_cls, write base= with that class."
-        raise ConfigurationError(f"{error} {remedy}") from None
 
 
 def _composed(base: type[Task]) -> type[Task]:

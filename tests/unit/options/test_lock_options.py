@@ -11,6 +11,7 @@ import pytest
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.line.backlog import Place
+from celery_redlock.options.arguments import TaskArguments
 from celery_redlock.options.call_key import KeyRule
 from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.policies import (
@@ -610,13 +611,53 @@ def test_decorator_arguments_are_split() -> None:
     assert rest == {"name": "n", "bind": True, "retry_backoff": 2, "queue": "q"}
 
 
-def test_misspelt_decorator_argument_is_ours() -> None:
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        *(("on_conflit", "on_conflict"), ("onConflict", "on_conflict")),
+        *(("limits", "limit"), ("unique", "unique_on"), ("UNIQUE_FOR", "unique_for")),
+        *(
+            ("tll", "ttl"),
+            ("tlt", "ttl"),
+            ("ttll", "ttl"),
+            ("tl", "ttl"),
+            ("TTL", "ttl"),
+        ),
+        *(("ket", "key"), ("kye", "key"), ("Key", "key"), ("kets", "keys")),
+        *(("rare", "rate"), ("raet", "rate"), ("wait", "wait_timeout")),
+        *(("on_lost", "on_lock_lost"), ("cooldown", "unique_for")),
+    ],
+)
+def test_misspelt_decorator_argument_is_refused(wrong: str, right: str) -> None:
     """Celery would silently accept a typing error as an attribute of the task."""
-    ours, rest = LockOptions.split({"on_conflit": "skip", "once": 1}, foreign=["once"])
+    with pytest.raises(ConfigurationError) as refused:
+        LockOptions.split({wrong: 1})
+
+    assert f"Did you mean {right!r}?" in str(refused.value)
+    assert "attribute of your own" in str(refused.value)
+    assert LockOptions.split({wrong: 1}, foreign=[wrong]) == ({}, {wrong: 1})
+
+
+def test_option_stays_one_that_a_class_has_too() -> None:
+    """The decorator reads it, and not the class of the project."""
     assert LockOptions.split({"ttl": 5}, foreign=["ttl"]) == ({"ttl": 5}, {})
 
-    assert (ours, rest) == ({"on_conflit": "skip"}, {"once": 1})
-    assert "Did you mean 'on_conflict'?" in refusal(**ours)
+
+def test_options_of_celery_are_no_typing_errors() -> None:
+    """Options of Celery's own decorator, and words that have a few letters of ours."""
+    celerys = TaskArguments.__annotations__.keys() - LockOptions.names()
+    words = (
+        "title",
+        "total",
+        "monkey",
+        "retries",
+        "rates_by_country",
+        "url",
+        "api_key",
+    )
+    given = dict.fromkeys((*celerys, *words, "countdown", "on_error", "lock"))
+
+    assert LockOptions.split(given) == ({}, given)
 
 
 def test_rate_limit_is_an_option_of_celery() -> None:

@@ -170,16 +170,17 @@ def test_attribute_of_an_apps_task_class_is_refused_with_its_remedy(
     worker.app.task_cls = Fetch
     option: dict[str, Any] = {name: 10}
 
-    with pytest.raises(ConfigurationError, match=r"its task_cls.*write base=") as text:
-        singleton_task(**option)(nothing)
+    other = Celery(set_as_current=False)
+    for app in (None, other):
+        with pytest.raises(ConfigurationError, match=r"your own.*write base=") as text:
+            singleton_task(app=app, **option)(nothing)
+        assert f"There is no lock option {name!r}." in str(text.value)
 
-    assert f"There is no lock option {name!r}." in str(text.value)
+    with pytest.raises(ConfigurationError, match=r"your own.*write base="):
+        other.task(base=SingletonTask, lazy=False, shared=False, **option)(nothing)
     singleton_task(base=Fetch, name=f"{name} of a base class", **option)(nothing)
     worker.app.finalize()
     assert getattr(worker.app.tasks[f"{name} of a base class"], name) == 10
-    with pytest.raises(ConfigurationError) as text:
-        singleton_task(app=Celery(set_as_current=False), **option)(nothing)
-    assert "task_cls" not in str(text.value)
 
 
 # -- options of a task among those of a call ----------------------------------------
