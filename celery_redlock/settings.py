@@ -15,6 +15,7 @@ from celery_redlock.basics.secret import SecretUrl, hidden
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.basics.timing import Timing, seconds_of
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.options.values import flag, naming
 from celery_redlock.policies import ON_BACKEND_ERROR
 from celery_redlock.wire.url import (
@@ -180,11 +181,18 @@ def _refuse_unknown(names: Sequence[str], known: list[str], namespace: str) -> N
     for spelling in names:
         name = spelling.lower().partition(_PREFIX)[2]
         read = _spellings(name, namespace)
-        if spelling in read and name not in known:
-            at = read.index(spelling)
-            right = [_spellings(one, namespace)[at] for one in known]
-            hint = did_you_mean(spelling, right)
-            raise ConfigurationError(f"There is no setting {spelling}. {hint}")
+        if spelling not in read or name in known:
+            continue
+        if name in LockOptions.names():
+            raise ConfigurationError(
+                f"There is no setting {spelling}: {name} is a lock option. Write "
+                f"@singleton_task({name}=...), or, for several tasks, a base class "
+                f'with redlock = {{"{name}": ...}}.'
+            )
+        at = read.index(spelling)
+        written = {one: _spellings(one, namespace)[at] for one in known}
+        hint = did_you_mean(name, known, written.__getitem__)
+        raise ConfigurationError(f"There is no setting {spelling}. {hint}")
 
 
 def _refuse_unread(names: Sequence[str], unset: list[str], namespace: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -20,14 +20,20 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return "".join(words[n] for n in difflib.get_close_matches(word.lower(), words, 1))
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a sentence that names the nearest known word, or all of them."""
+def did_you_mean(
+    word: str, known: Iterable[str], write: Callable[[str], str] = str
+) -> str:
+    """Return a sentence that names the nearest known word, or all of them.
+
+    ``write`` returns how a word is written.
+    """
     names = sorted(known)
     if near := nearest(word, names):
-        return f"Did you mean {near!r}?"
+        return f"Did you mean {write(near)!r}?"
     if not names:
         return "There is none."
-    return f"There {'is' if len(names) == 1 else 'are'} {', '.join(map(repr, names))}."
+    written = ", ".join(repr(write(name)) for name in names)
+    return f"There {'is' if len(names) == 1 else 'are'} {written}."
 
 
 def check_word(name: str, value: object, known: Collection[str]) -> None:

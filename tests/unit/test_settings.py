@@ -178,7 +178,21 @@ def test_unknown_setting_is_refused() -> None:
     assert refusal(tll=3) == (
         "There is no setting redlock_tll. Did you mean 'redlock_ttl'?"
     )
-    assert refusal(zzz=3).startswith("There is no setting redlock_zzz. ")
+    assert refusal(node=NODES).endswith("Did you mean 'redlock_nodes'?")
+    for far in ("zzz", "urls"):  # of which only the prefix is near to a setting
+        said = refusal(**{far: 3})
+        assert said.startswith(f"There is no setting redlock_{far}. There are 'redlo")
+        assert "'redlock_nodes'" in said
+
+
+@pytest.mark.parametrize("name", ["on_conflict", "key", "limit", "wait_timeout"])
+def test_lock_option_is_no_setting(name: str) -> None:
+    """The error says where it belongs, and not that a setting is near."""
+    assert refusal(**{name: "retry"}) == (
+        f"There is no setting redlock_{name}: {name} is a lock option. Write "
+        f"@singleton_task({name}=...), or, for several tasks, a base class with "
+        f'redlock = {{"{name}": ...}}.'
+    )
 
 
 def test_settings_of_other_packages_are_left_alone() -> None:
