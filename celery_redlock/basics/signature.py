@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import inspect
 import sys
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+# Modules whose wrappers pass on what they get. All of Django are made by contextlib.
+_PASS_ON = {
+    "celery.app.base",  # for ``pydantic=True``
+    "contextlib",
+    "pydantic._internal._validate_call",
+    "sentry_sdk.crons.decorator",
+    "tenacity",
+}
+_P = inspect.Parameter
 _OPTIONS: dict[str, Any] = {}
 if sys.version_info >= (3, 14):  # annotations that do not resolve must not be evaluated
     import annotationlib
@@ -24,20 +34,40 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     wrapper may inject an argument, or remove one. (``inspect`` follows
     ``__wrapped__``.) A wrapper that passes on what it gets can say so with a
     ``__signature__``; one without a signature, such as ``lru_cache``, does nothing
-    else, and nor does the one that Celery makes for ``pydantic=True``.
+    else, and nor do those of some modules.
 
     Raises:
         ValueError: A builtin has no signature.
         TypeError: It is no callable.
     """
-    if getattr(function, "__globals__", {}).get("__name__") == "celery.app.base":
-        function = getattr(function, "__wrapped__", function)
+    while _passes_on(function):
+        function = vars(function)["__wrapped__"]
     try:
         return inspect.signature(function, follow_wrapped=False, **_OPTIONS)
     except ValueError:
         if not hasattr(function, "__wrapped__"):
             raise
     return inspect.signature(function, **_OPTIONS)
+
+
+def _passes_on(function: Callable[..., Any]) -> bool:
+    module = getattr(function, "__globals__", {}).get("__name__")
+    return module in _PASS_ON and hasattr(function, "__wrapped__")
+
+
+def positional_names(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments by position, where a wrapper takes any.
+
+    They are those of the function inside, so that a call by position and one by name
+    are the same. If the wrapper injects an argument in front, they are shifted; no two
+    calls that fit the function get the same names by that.
+    """
+    kinds = [one.kind for one in signature_of(function).parameters.values()]
+    if kinds != [_P.VAR_POSITIONAL, _P.VAR_KEYWORD]:
+        return []
+    inside = inspect.signature(inspect.unwrap(function), **_OPTIONS).parameters.values()
+    usual = takewhile(lambda one: one.kind is _P.POSITIONAL_OR_KEYWORD, inside)
+    return [one.name for one in usual]
 
 
 def hidden_parameters(function: Callable[..., Any]) -> dict[str, str]:

@@ -83,6 +83,8 @@ class KeyRule:
         options: The `LimitOptions` of the task, which are checked.
         hidden: The parameters of its function that a decorator around it does not have,
             each with the name of the wrapper.
+        positional: Names of the arguments by position, where that decorator takes any;
+            a hash of all arguments counts these by name.
 
     Raises:
         ConfigurationError: The rule names an argument that the task does not have,
@@ -95,6 +97,7 @@ class KeyRule:
         signature: inspect.Signature,
         options: Any,
         hidden: Mapping[str, str] | None = None,
+        positional: Sequence[str] = (),
     ) -> None:
         key, keys, unique_on = options.key, options.keys, options.unique_on
         self.task = task
@@ -120,6 +123,8 @@ class KeyRule:
             self._names, self._needed, self._by_position, self.wants_headers = taken
         elif unique_on is None:
             self._needed = tuple(signature.parameters)
+        is_of_all = key is keys is unique_on is None
+        self._positional = tuple(positional) if is_of_all else ()
         self._defaults: dict[str, Any] = {}
         self._wire_defaults: dict[str, str] = {}
         if self.key is None:
@@ -142,6 +147,7 @@ class KeyRule:
             "key": key,
             "keys": texts if texts[1:] else None,
             "unique_on": unique_on,
+            "positional": self._positional or None,
         }
         given = [f", {n}={v!r}" for n, v in rule.items() if v is not None]
         return f"<KeyRule {self.task}{self.signature}{''.join(given)}>"
@@ -271,6 +277,10 @@ class KeyRule:
     ) -> dict[str, Any]:
         if may_have_more and not self._rest:
             kwargs = {n: v for n, v in kwargs.items() if n in self.signature.parameters}
+        if len(args) <= len(self._positional):
+            named = dict(zip(self._positional, args, strict=False))
+            if named.keys().isdisjoint(kwargs):
+                args, kwargs = (), {**named, **kwargs}
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:

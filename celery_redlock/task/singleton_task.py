@@ -45,7 +45,11 @@ from celery_redlock.app.confirmed import confirmed
 from celery_redlock.app.masking import mask
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.log_fields import log_fields
-from celery_redlock.basics.signature import hidden_parameters, signature_of
+from celery_redlock.basics.signature import (
+    hidden_parameters,
+    positional_names,
+    signature_of,
+)
 from celery_redlock.basics.text import check_id
 from celery_redlock.errors import (
     ConfigurationError,
@@ -831,7 +835,10 @@ def rule_of_body(
         if SingletonTask in bases:  # those behind it run while the lock is held
             bases = bases[bases.index(SingletonTask) + 1 :]
         refuse_async(name, body, bases)
-    return KeyRule(name, signature, options, hidden_parameters(body))
+    hidden, positional = hidden_parameters(body), positional_names(body)
+    if bound:
+        positional = positional[1:]
+    return KeyRule(name, signature, options, hidden, positional)
 
 
 def _signature_of_body(body: Callable[..., Any], *, bound: bool) -> inspect.Signature:

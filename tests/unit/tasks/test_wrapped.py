@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -34,6 +35,43 @@ def timed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     vars(wrapper)["__signature__"] = inspect.signature(function)
     return wrapper
+
+
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Pass all arguments on, and say nothing about it."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@contextlib.contextmanager
+def in_context() -> Iterator[None]:
+    """Open something around the body."""
+    yield
+
+
+def by_tenacity(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run the body again after an error."""
+    tenacity = pytest.importorskip("tenacity")
+    wrapped: Callable[..., Any] = tenacity.retry(function)
+    return wrapped
+
+
+def by_pydantic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Check the arguments."""
+    pydantic = pytest.importorskip("pydantic")
+    wrapped: Callable[..., Any] = pydantic.validate_call(function)
+    return wrapped
+
+
+def by_sentry(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Report the run as a check-in."""
+    crons = pytest.importorskip("sentry_sdk.crons")
+    wrapped: Callable[..., Any] = crons.monitor(monitor_slug="job")(function)
+    return wrapped
 
 
 UNRESOLVED = """
@@ -141,6 +179,41 @@ def test_decorator_that_says_that_it_injects_nothing_hides_nothing(
 
     assert job.lock_key("acme") == job.lock_key(account="acme") == "acme"
     assert worker.run(job, "acme").stored == states.SUCCESS
+
+
+@pytest.mark.parametrize("bind", [False, True])
+def test_call_by_position_and_by_name_is_one_call_under_a_decorator(
+    worker: Worker, bind: bool
+) -> None:
+    """A wrapper may not say what it takes: the function inside names the arguments."""
+
+    def bound(self: Any, account: str, days: int = 7) -> None: ...
+    def free(account: str, days: int = 7) -> None: ...
+
+    job = worker.task(name="job", key=None, bind=bind)(traced(bound if bind else free))
+
+    assert job.lock_key("acme") == job.lock_key(account="acme")
+    assert job.lock_key("acme", 8) == job.lock_key("acme", days=8)
+    assert job.lock_key("acme") != job.lock_key("other")
+    assert job.lock_key("acme") != job.lock_key(days="acme")
+
+
+@pytest.mark.parametrize("wrap", [in_context(), by_tenacity, by_pydantic, by_sentry])
+@pytest.mark.parametrize("key", [None, "account:{account}"])
+def test_wellknown_decorator_hides_nothing(
+    worker: Worker, wrap: Callable[..., Any], key: str | None
+) -> None:
+    """Decorators that are known to pass all arguments on have those of the body."""
+
+    @worker.task(name="job", key=key)
+    @wrap
+    @wrap
+    def job(account: str, days: int = 7) -> Any:
+        return [account, days]
+
+    keys = {job.lock_key("acme"), job.lock_key(account="acme"), job.lock_key("acme", 7)}
+    assert len(keys) == 1
+    assert worker.run(job, "acme").result == ["acme", 7]
 
 
 def test_class_that_wraps_a_function_is_called_itself(worker: Worker) -> None:
