@@ -221,8 +221,15 @@ def _lock_of(
 ) -> tuple[Redlock, str, str, Limits]:
     """Return the lock service, the key, the name of the task, and limits of holders."""
     if isinstance(what, Redlock):
-        (key,) = args
-        return what, key_of(key, are_names=True), "", ()
+        if len(args) != 1 or kwargs:
+            raise TypeError(f"{what!r} needs one key, such as 'invoice:42'.")
+        return what, key_of(args[0], are_names=True), "", ()
+    if not hasattr(what, "lock_wanted"):
+        raise TypeError(
+            f"{what!r} is neither a task that takes a lock nor a Redlock. Name a task "
+            "and the arguments of a call, or a Redlock, such as "
+            "redlock_fake.redlock(), and a key."
+        )
     # Imported on use: the rest of this package works without Celery.
     runtime = importlib.import_module("celery_redlock.app.runtime")
     redlock = runtime.runtime_of(what.app).redlock

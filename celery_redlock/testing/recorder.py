@@ -14,6 +14,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.errors import DuplicateTask, LockUnavailable
 from celery_redlock.scripts.keys import shown
 
@@ -52,7 +53,7 @@ class SignalRecorder:
     """
 
     def __init__(self, *names: str) -> None:
-        self._only = names
+        self._names = names
         self._seen: list[Signalled] = []
         self._changed = threading.Condition()
         self._receivers: list[tuple[Any, Any]] = []
@@ -69,7 +70,14 @@ class SignalRecorder:
         return [signalled.name for signalled in self.seen]
 
     def of(self, name: str) -> list[Signalled]:
-        """Return the signals of this name so far, oldest first."""
+        """Return the signals of this name so far, oldest first.
+
+        Raises:
+            ValueError: Signals of this name are not recorded.
+        """
+        if self._names and name not in self._names:
+            hint = did_you_mean(name, self._names)
+            raise ValueError(f"Signals {name!r} are not recorded. {hint}")
         return [signalled for signalled in self.seen if signalled.name == name]
 
     def wait_for(
@@ -84,6 +92,7 @@ class SignalRecorder:
 
         Raises:
             AssertionError: The signal was not sent in time.
+            ValueError: Signals of this name are not recorded.
         """
         with self._changed:
             if self._changed.wait_for(lambda: len(self.of(name)) >= count, timeout):
@@ -96,9 +105,9 @@ class SignalRecorder:
     def __enter__(self) -> Self:
         # Imported on use: the rest of this package works without Celery.
         signals = importlib.import_module("celery_redlock.signals")
-        names = self._only or signals.__all__
+        self._names = self._names or tuple(signals.__all__)
         # Before one is connected: a name that is none is an error.
-        found = [(getattr(signals, name), self._receiver(name)) for name in names]
+        found = [(getattr(signals, n), self._receiver(n)) for n in self._names]
         for signal, receiver in found:
             signal.connect(receiver, weak=False)
         self._receivers = found
@@ -155,6 +164,9 @@ def assert_skipped(result: Any, *, timeout: float = 10.0) -> BaseException:
     state, why = result.state, result.result
     if state == "REVOKED" and isinstance(why, LockUnavailable):
         return why
+    eager = importlib.import_module("celery.result").EagerResult
     raise AssertionError(
         f"{result!r} was not skipped: it ended as {state} with {why!r}."
+        + " An eager call takes a lock only if redlock_eager is True."
+        * isinstance(result, eager)
     )

@@ -157,6 +157,21 @@ def test_call_that_ran_was_not_skipped(redlock_fake: FakeNodes, task: Any) -> No
         assert_skipped(result)
 
 
+def test_eager_call_that_took_no_lock_names_the_setting(
+    redlock_fake: FakeNodes, task: Any, app: Celery
+) -> None:
+    """Eager calls take locks if the app says so; one that was published needs none."""
+    app.conf.redlock_eager = False
+    with held_elsewhere(task, KEY):
+        result = task.apply((KEY,))
+    app.backend.store_result("published", KEY, "SUCCESS")
+
+    with pytest.raises(AssertionError, match=r"eager call takes a lock only.*_eager"):
+        assert_skipped(result)
+    with pytest.raises(AssertionError, match=r"with 'a'\.$"):
+        assert_skipped(app.AsyncResult("published"))
+
+
 def test_call_that_does_not_end_was_not_skipped(app: Celery, task: Any) -> None:
     """The error asks whether there is a worker."""
     result = task.delay(KEY)
@@ -241,6 +256,26 @@ def test_lock_that_is_not_held_cannot_be_lost(
     """The error says that this process does not hold it."""
     with held_elsewhere(task, KEY), pytest.raises(AssertionError, match="not hold"):
         lose_lock(task, KEY)
+
+
+def test_fault_of_no_lock_is_refused(redlock_fake: FakeNodes, app: Celery) -> None:
+    """The error says what names a lock: a task, or a service and a key."""
+    plain = app.task(enter_held_elsewhere, name="plain", shared=False)
+
+    for what in (redlock_fake, plain, KEY):
+        for fault in (lose_lock, force_release, enter_held_elsewhere):
+            with pytest.raises(TypeError, match="neither a task that takes a lock nor"):
+                fault(what, KEY)
+    with pytest.raises(TypeError, match=r"redlock_fake\.redlock\(\)"):
+        lose_lock(redlock_fake, KEY)
+    with pytest.raises(TypeError, match="one key"):
+        lose_lock(redlock_fake.redlock())
+
+
+def enter_held_elsewhere(what: Any, *args: Any) -> None:
+    """Hold a lock elsewhere for a moment."""
+    with held_elsewhere(what, *args):
+        pass
 
 
 @pytest.fixture

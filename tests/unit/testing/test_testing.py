@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import threading
 from typing import Any
@@ -403,6 +404,19 @@ def test_recorder_of_an_unknown_signal_records_none() -> None:
     lock_lost.send(sender=None, lease=1, task_id="", decision=None)
 
     assert events.names == []
+
+
+def test_recorder_refuses_a_name_that_it_does_not_record() -> None:
+    """An assertion about a misspelt name would pass, or wait until its end."""
+    with SignalRecorder() as events, SignalRecorder("lock_lost") as losses:
+        with pytest.raises(ValueError, match="Did you mean 'lock_acquired'"):
+            events.wait_for("lock_aquired", timeout=math.inf)
+        with pytest.raises(
+            ValueError, match=r"'lock_lots' .* Did you mean 'lock_lost'"
+        ):
+            events.of("lock_lots")
+        with pytest.raises(ValueError, match=r"'lock_acquired' .*There is 'lock_lost'"):
+            losses.of("lock_acquired")
 
 
 def test_recorder_waits_for_signals_of_threads() -> None:
