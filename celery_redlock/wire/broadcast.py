@@ -451,6 +451,7 @@ class Exchange:
             for index, vote in enumerate(request.ballot.votes):
                 if vote is None:
                     self.nodes[index].mark_suspect(call.came_at)
+            request.ballot.delays = [node.delay for node in self.nodes]
         self._conclude(call)
 
     def _suspects(self) -> list[Node]:

@@ -299,11 +299,11 @@ def _unreadable_option(address: NodeAddress) -> str:
     return ""
 
 
+_IF_PLAIN = "write redis:// in its URL if it is a Redis without TLS"
 # Sign in the text of the error -> fact and remedy.
 _KNOWN = {
     "WRONG_VERSION_NUMBER|wrong version number|record layer failure": (
-        "does not speak TLS at this port; write redis:// in its URL if it is a Redis "
-        "without TLS, else correct the port"
+        f"does not speak TLS at this port; {_IF_PLAIN}, else correct the port"
     ),
     "CERTIFICATE_VERIFY_FAILED.*(mismatch|is not valid for)": (
         "has a certificate for another name; write a name that is in its "
@@ -391,7 +391,8 @@ _CLOSED_BY = {  # scheme: fact and remedy
     "rediss": (
         "closed the TLS connection; it may want a certificate of this client, or "
         "refuse the one that it got: name a valid one in its URL (ssl_certfile and "
-        "ssl_keyfile), else look into its log"
+        "ssl_keyfile), correct the port if another server listens there, else look "
+        "into its log"
     ),
 }
 _UNREADABLE = (
@@ -403,10 +404,12 @@ NO_ANSWER = (
     "process is stopped, is busy or swaps. Do not restart it: that loses its locks"
 )
 _NO_TLS_ANSWER = (
-    "did not answer as a TLS server within {timeout:g} s; write redis:// in its URL if "
-    "it is a Redis without TLS, else see whether its process is stopped, is busy or "
-    "swaps. Do not restart it: that loses its locks"
+    f"did not answer as a TLS server within {{timeout:g}} s; {_IF_PLAIN}, else see "
+    "whether its process is stopped, is busy or swaps. Do not restart it: that loses "
+    "its locks"
 )
+NOT_YET = "is not connected yet"
+NO_TLS_YET = f"{NOT_YET}; {_IF_PLAIN}"
 
 
 def _load_scripts(connection: AbstractConnection) -> bool:

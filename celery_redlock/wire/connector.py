@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from celery_redlock.basics.backoff import doubled
 from celery_redlock.basics.forks import forks_wait
 from celery_redlock.basics.process import start_thread
-from celery_redlock.wire.connection import open_connection
+from celery_redlock.wire.connection import NO_TLS_YET, NOT_YET, open_connection
 from celery_redlock.wire.store_connection import open_store
 
 if TYPE_CHECKING:
@@ -98,6 +98,11 @@ class Connector:
         if attempt is None or not self._hopeful:
             return False
         return self._clock.monotonic() < attempt.began_at + self.hope_lasts
+
+    @property
+    def delay(self) -> str:
+        """The reason of a request that waits for the connection, in words."""
+        return NO_TLS_YET if self._address.url.scheme == "rediss" else NOT_YET
 
     @property
     def hope_lasts(self) -> float:

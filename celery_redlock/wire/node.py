@@ -139,6 +139,11 @@ class Node:
         return not self._conversation and self._connector.is_hopeful
 
     @property
+    def delay(self) -> str:
+        """Why a request waits that was not sent, in words; "" if there is none."""
+        return "" if self._conversation else self._connector.delay
+
+    @property
     def is_working(self) -> bool:
         """Whether a store has commands that are not carried out."""
         conversation = self._conversation

@@ -119,12 +119,14 @@ class Ballot:
         other_views: How many nodes have another view, or wait to be confirmed.
         longest_wait_ms: The longest quarantine that a node told.
         patience: Seconds that nodes have to answer; 0 before they are asked.
+        delays: Why each node was not asked, when the patience had ended; "" if it was.
     """
 
     __slots__ = (
         "_done_when",
         "_takers",
         "answered",
+        "delays",
         "granted",
         "labels",
         "longest_wait_ms",
@@ -150,6 +152,7 @@ class Ballot:
         self.answered = self.granted = self.taken = self.other_views = 0
         self.longest_wait_ms = 0
         self.patience = 0.0
+        self.delays: Sequence[str] = ("",) * nodes
         self._takers = _NO_TAKERS
 
     def cast(self, index: int, vote: Vote) -> None:
@@ -301,10 +304,12 @@ class Ballot:
         problem of the node, so it is not called silent.
         """
         problems = []
-        no_vote = "was not waited for" if self.is_done() else "had not answered"
-        for label, vote in zip(self.labels, self.votes, strict=True):
+        delays = ["was not waited for"] * len(self.labels)
+        if not self.is_done():
+            delays = [delay or "had not answered" for delay in self.delays]
+        for label, vote, delay in zip(self.labels, self.votes, delays, strict=True):
             if vote is None:
-                problems.append(f"{label} {no_vote}")
+                problems.append(f"{label} {delay}")
             elif vote.kind is VoteKind.QUARANTINED:
                 wait = seconds_text(vote.number / 1000)
                 problems.append(f"{label} is in quarantine for {wait}")

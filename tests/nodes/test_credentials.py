@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from celery_redlock.devnodes import DevNodes, ServerOptions, redis_servers
-from celery_redlock.errors import RedlockError
+from celery_redlock.errors import QuorumUnreachable, RedlockError
 from celery_redlock.locking import lock
 from celery_redlock.operations.acl import acl_rules
 from celery_redlock.wire.quorum import VoteKind
@@ -239,6 +239,23 @@ def test_certificate_that_is_replaced_is_read_at_the_next_connection(
         shutil.copy(certificate[0], authority)
 
         until_all_vote(it)
+
+
+def test_tls_client_of_a_plain_node_is_told(start_nodes: StartNodes, key: str) -> None:
+    """A Redis without TLS is silent: the first error does not wait for its connection.
+
+    That takes longer than a lock waits. Here it lasts for seconds.
+    """
+    (url,) = start_nodes(1, initialize=False).urls
+    url = f"{url.replace('redis://', 'rediss://')}?socket_timeout=5"
+    with (
+        client([url], node_timeout=0.05, connect_timeout=0.2) as redlock,
+        pytest.raises(QuorumUnreachable) as refused,
+    ):
+        redlock.acquire(key)
+
+    told = "is not connected yet; write redis:// in its URL if it is a Redis without"
+    assert told in str(refused.value)
 
 
 def test_plain_client_of_a_tls_node_is_told(tls_nodes: DevNodes) -> None:
