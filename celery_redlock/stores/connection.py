@@ -47,10 +47,11 @@ GRANT = f"grant what `{COMMAND} doctor --acl` prints"
 REJECTED = "rejected the credentials; correct its user and password in redlock_nodes"
 
 # The reasons of a server that is late at the start of a connection.
-SILENT = (
-    "accepts connections, but did not answer in time; see whether its process is "
-    "stopped, is busy or swaps"
+IS_BUSY = (
+    "correct the port in redlock_nodes if another server listens there, else see "
+    "whether its process is stopped, is busy or swaps"
 )
+SILENT = f"accepts connections, but did not answer in time; {IS_BUSY}"
 NOT_ACCEPTED = "did not accept a connection in time"
 
 # The same where what our keys need is missing: it is new, or was dropped.

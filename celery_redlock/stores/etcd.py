@@ -65,8 +65,14 @@ from celery_redlock.stores.compare_and_swap import (
     servers_in,
     writes_end,
 )
-from celery_redlock.stores.connection import GRANT, REJECTED, StoreError, readable
-from celery_redlock.stores.etcd_member import EtcdMember, MemberError, tls_of
+from celery_redlock.stores.connection import (
+    GRANT,
+    IS_BUSY,
+    REJECTED,
+    StoreError,
+    readable,
+)
+from celery_redlock.stores.etcd_member import LATE, EtcdMember, MemberError, tls_of
 from celery_redlock.stores.keyspace import HEAD, Cell, NotRemembered, is_counter
 
 if TYPE_CHECKING:
@@ -741,7 +747,9 @@ _START = (
 def _without_answer(reasons: Mapping[str, str]) -> str:
     """Return the error text for a request that no member has answered."""
     if len(reasons) == 1:
-        return f"gives no answer: {next(iter(reasons.values()))}"
+        (reason,) = reasons.values()
+        advice = f"; {IS_BUSY}, or a majority of its cluster is away"
+        return f"gives no answer: {reason}{advice * (reason == LATE)}"
     told, remedies = [], []
     for name, why in sorted(reasons.items()):
         fact, _, remedy = why.partition("; ")

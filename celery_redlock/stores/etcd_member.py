@@ -28,7 +28,11 @@ from http.client import (
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.stores.connection import StoreError
+from celery_redlock.stores.connection import (
+    IS_BUSY,
+    NOT_ACCEPTED,
+    StoreError,
+)
 from celery_redlock.stores.server_clock import ServerClock
 
 if TYPE_CHECKING:
@@ -38,10 +42,19 @@ _API = "/v3"
 _CANCELED = 408, 499  # by a member that stops: whether it was done is not known
 _READ_SIZE = 1 << 16  # more than a record of TLS has
 _UNREACHABLE = "it cannot be reached"
+LATE = "it did not answer in time"
 _NO_HTTP = "it speaks no HTTP; is this the port for clients of etcd?"
+_NO_ETCD = (
+    "correct the port in redlock_nodes if another server listens there, else look into "
+    "the log of etcd, or of a proxy before it"
+)
 _PLAIN = ("UNEXPECTED_EOF", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 _NO_TLS = (
     "it closes TLS connections; if it speaks no TLS, write etcd:// in redlock_nodes"
+)
+_SILENT_TLS = (
+    "it did not answer as a TLS server in time; write etcd:// in redlock_nodes if it "
+    f"speaks no TLS, {IS_BUSY}"
 )
 _UNTRUSTED = "TLS failed: its certificate is not trusted, or it does not trust ours"
 _CLOSES_TLS = (
@@ -208,18 +221,25 @@ class EtcdMember:
         """
         try:
             sock = socket.create_connection(self._where, self._timeout)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return self._secured(sock, self._tls) if self._tls else sock
+        except TimeoutError:
+            raise MemberError(f"it {NOT_ACCEPTED}", is_up=True) from None
         except OSError as error:
             raise _failure(error) from None
         except ValueError:  # a host that no DNS can know
             raise MemberError(_UNREACHABLE) from None
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return self._secured(sock, self._tls) if self._tls else sock
+        except OSError as error:
+            raise _failure(error) from None
 
     def _secured(self, sock: socket.socket, tls: ssl.SSLContext) -> socket.socket:
         try:
             return tls.wrap_socket(sock, server_hostname=self._where[0])
         except (ssl.SSLEOFError, ConnectionResetError):
             raise MemberError(_NO_TLS) from None
+        except TimeoutError:
+            raise MemberError(_SILENT_TLS, is_up=True) from None
         except ssl.SSLError as error:
             is_plain = any(sign in str(error) for sign in _PLAIN)
             raise MemberError(_NO_TLS if is_plain else _tls_fault(error)) from None
@@ -355,7 +375,7 @@ def _no_password() -> str:
 def _failure(error: Exception) -> MemberError:
     """Return the `MemberError` for an error of a connection."""
     if isinstance(error, TimeoutError):
-        return MemberError("it did not answer in time", is_up=True)
+        return MemberError(LATE, is_up=True)
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
         return MemberError(_tls_fault(error))
     if isinstance(error, (OSError, IncompleteRead)):
@@ -376,7 +396,7 @@ def _refusal(status: int, text: bytes) -> MemberError:
         reason = str(said.get("message") or said["error"])
     except (ValueError, KeyError, AttributeError):
         first = text.decode(errors="replace").strip().partition("\n")[0][:200]
-        reason = f"HTTP {status} {first}".strip()
+        reason = f"{f'HTTP {status} {first}'.strip()}; {_NO_ETCD}"
     is_refused = BAD_REQUEST <= status < INTERNAL_SERVER_ERROR
     is_refused = is_refused and status not in _CANCELED
     return MemberError(reason, is_up=True, is_refused=is_refused)

@@ -39,6 +39,9 @@ REJECTED = (
     "redlock_nodes."
 )
 START = "Start it, or check the network and the firewall."
+SILENT = "accepts connections, but did not answer in time"
+LATE = "gives no answer: it did not answer in time"
+NO_TLS = "write etcd:// in redlock_nodes if it speaks no TLS, "
 TABLE = "redlock_keys"
 GRANT = "rant what `celery -A proj redlock doctor --acl` prints."
 NO_RIGHTS = (
@@ -1004,19 +1007,30 @@ def test_store_that_is_down_is_to_be_started(url: str, fact: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "scheme", ["postgresql", pytest.param("zookeeper", marks=pytest.mark.long)]
+    ("scheme", "fact", "first", "last"),
+    [
+        ("postgresql", SILENT, "", ""),
+        ("etcd", LATE, "", ", or a majority of its cluster is away"),
+        ("etcds", LATE.replace("in time", "as a TLS server in time"), NO_TLS, ""),
+        pytest.param("zookeeper", SILENT, "", "", marks=pytest.mark.long),
+    ],
 )
-def test_store_that_accepts_connections_and_is_silent_is_told(scheme: str) -> None:
-    """Its port is open, as that of a frozen server: a start is no remedy."""
+def test_store_that_accepts_connections_and_is_silent_is_told(
+    scheme: str, fact: str, first: str, last: str
+) -> None:
+    """Its port is open, as that of a frozen server: a start is no remedy.
+
+    Nor is it for another server, which waits for what its own clients say first.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         found = examined(f"{scheme}://app:{SECRET}@127.0.0.1:{port}")
 
     (told,) = (one for one in found if one.startswith("unreachable: "))
-    assert told == (
-        "unreachable: accepts connections, but did not answer in time. See whether its "
-        "process is stopped, is busy or swaps."
-    )
+    port = "correct the port in redlock_nodes if another server listens there, else "
+    busy = "see whether its process is stopped, is busy or swaps"
+    rest = f"{first}{port}{busy}{last}."
+    assert told == f"unreachable: {fact}. {rest[0].upper()}{rest[1:]}"
 
 
 @pytest.mark.parametrize("place", ["unix socket", "hostaddr", "environment"])
