@@ -73,7 +73,8 @@ def show(session: Session, *, key: str) -> int:
     nodes answered to tell.
     """
     found = lock_status(session.redlock, key)
-    limits, answers = permits_of(session.redlock, key), _answers(found)
+    limits = permits_of(session.redlock, key, found.nodes)
+    answers = _answers(found)
     lines = [
         *_summary(found, has_limit=bool(limits)),
         "",

@@ -232,7 +232,7 @@ def holders_text(values: Iterable[str]) -> str:
 def ask(redlock: Redlock, key: str) -> Question:
     """Ask the nodes who holds this lock."""
     found = lock_status(redlock, key)
-    return Question(key, found, found.values, other_permits(redlock, key))
+    return Question(key, found, found.values, other_permits(redlock, key, found.nodes))
 
 
 def ask_for_page(redlock: Redlock, key: str) -> Question:

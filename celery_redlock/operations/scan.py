@@ -189,12 +189,13 @@ def scan(
     kind: Kind = "lock",
     *,
     names: Iterable[str] = (),
+    nodes: Nodes | None = None,
 ) -> Scan:
     """List the locks, claims or cool-downs on all nodes.
 
     In a pattern, ``*``, ``?`` and ``[...]`` mean what they mean in Redis. If all names
     that it can find are known and given, a server is asked for these, and does not look
-    through all keys of its database.
+    through all keys of its database. ``nodes`` are the nodes, from before.
     """
     head = getattr(redlock.keys, kind)("")
     wanted = [f"{head}{name}".encode(errors="replace") for name in names]
@@ -203,7 +204,7 @@ def scan(
     mutex = threading.Lock()
 
     # Before the keys: what a node may have forgotten has ended when it votes.
-    nodes = node_status(redlock)
+    nodes = nodes or node_status(redlock)
     can_tell = {node.label: node.can_tell for node in nodes}
 
     def visit(client: NodeClient) -> None:
@@ -327,21 +328,23 @@ def inspect_limits(
     ]
 
 
-def permits_of(redlock: Redlock, key: str) -> list[LimitInUse]:
+def permits_of(redlock: Redlock, key: str, nodes: Nodes) -> list[LimitInUse]:
     """Return the limits of one key, each with the permits that have a holder.
 
-    The limit of holders at once comes before that of starts.
+    The limit of holders at once comes before that of starts. ``nodes`` are the nodes,
+    from before.
     """
     most = Limit(key, MOST_PERMITS), Limit(key, MOST_PERMITS, period=1.0)
     names = [name for limit in most for name in limit.names()]
-    found = _limits_in_use(scan(redlock, f"{escaped(key)}*", names=names).found)
+    seen = scan(redlock, f"{escaped(key)}*", names=names, nodes=nodes)
+    found = _limits_in_use(seen.found)
     limits = (one for one in found if one.limit.key == key)
     return sorted(limits, key=lambda one: one.limit.period)
 
 
-def other_permits(redlock: Redlock, key: str) -> list[SeenHolder]:
+def other_permits(redlock: Redlock, key: str, nodes: Nodes) -> list[SeenHolder]:
     """Return the other permits of this key that are in use, or may be."""
-    at_once = [one for one in permits_of(redlock, key) if not one.limit.period]
+    at_once = [one for one in permits_of(redlock, key, nodes) if not one.limit.period]
     return [seen for one in at_once for seen in one.permits if seen.key != key]
 
 

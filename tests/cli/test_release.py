@@ -11,9 +11,10 @@ import pytest
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit
+from celery_redlock.operations.release import ask
 from tests.cli.app import new_app
 from tests.cli.project import FOREIGN, HOUR, Project, Typing, claim, run_here
-from tests.nodes.support import PATIENT, locks
+from tests.nodes.support import PATIENT, client, locks
 from tests.unit.test_kill_holder import REPLIES, Control
 
 KEY = "redlock:lock:k"
@@ -268,6 +269,19 @@ def test_release_names_nodes_that_it_could_not_reach(
 
     assert run.code == 0
     assert all(words in run.out for words in (*said, "refused the connection"))
+
+
+def test_node_that_hangs_is_waited_for_twice_alone() -> None:
+    """Once for the lock, and once for its state; not again for other permits."""
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        url = f"redis://127.0.0.1:{hangs.getsockname()[1]}/0"
+        with client([url], node_timeout=0.05, connect_timeout=0.3) as redlock:
+            ask(redlock, "k")
+        hangs.settimeout(0)
+        for _ in range(2):
+            hangs.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            hangs.accept()
 
 
 def test_release_deletes_a_lock_on_a_minority(project: Project) -> None:
