@@ -201,17 +201,23 @@ class Project:
         """Run ``celery redlock ...`` in this process."""
         return run_here(new_app({**self._settings, **settings}), *words, typed=typed)
 
-    def run(self, *words: str) -> Run:
+    def run(self, *words: str, redirected: str = "") -> Run:
         """Run ``celery -A proj redlock ...`` in a process of its own."""
-        with self.start(*words) as running:
+        with self.start(*words, redirected=redirected) as running:
             return running.type()
 
-    def start(self, *words: str, stdout: int | IO[str] = subprocess.PIPE) -> Running:
-        """Start ``celery -A proj redlock ...``."""
+    def start(
+        self,
+        *words: str,
+        stdout: int | IO[str] = subprocess.PIPE,
+        redirected: str = "",
+    ) -> Running:
+        """Start ``celery -A proj redlock ...``, perhaps redirected as in a shell."""
         pipe = subprocess.PIPE
+        shell = ["sh", "-c", f'exec "$@" {redirected}', "sh"]
         return Running(
             subprocess.Popen(  # noqa: S603  (the command under test)
-                self._command(words),
+                shell + self._command(words),
                 cwd=self._folder,
                 env=self._environment(),
                 stdin=pipe,

@@ -271,6 +271,28 @@ def test_release_names_nodes_that_it_could_not_reach(
     assert all(words in run.out for words in (*said, "refused the connection"))
 
 
+@pytest.mark.long
+def test_release_with_closed_streams_is_done_as_with_open_ones(
+    project: Project,
+) -> None:
+    """Some programs start others without any. Python has None in their place."""
+    project.hold("k")
+
+    asked = project.run("release", "k", redirected="<&-")
+
+    assert asked.code == 1
+    assert "Traceback" not in asked.err
+    assert asked.err.endswith("add --yes.\nNothing was done.\n")
+    assert locks(project.nodes, "k")
+
+    seen = project.run("ls", redirected=">&-")
+    released = project.run("release", "k", "--yes", redirected="<&- >&-")
+
+    assert (seen.code, seen.err) == (0, "")
+    assert (released.code, released.err) == (0, "")
+    assert not locks(project.nodes, "k")
+
+
 def test_node_that_hangs_is_waited_for_twice_alone() -> None:
     """Once for the lock, and once for its state; not again for other permits."""
     with socket.create_server(("127.0.0.1", 0)) as hangs:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.text import cut_to, printable, width_of
 from celery_redlock.basics.timing import duration
-from celery_redlock.cli.output.ink import painted
+from celery_redlock.cli.output.ink import is_at_terminal, painted
 from celery_redlock.operations.words import (
     UNREADABLE,
     age_of,
@@ -94,7 +93,7 @@ def fit(width: int) -> int:
 
 def _terminal_width() -> int | None:
     """Return how many columns there are on stdout, or None if it is no terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return shutil.get_terminal_size().columns if is_at_terminal() else None
 
 
 def _worth_showing(

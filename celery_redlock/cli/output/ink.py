@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import sys
 
 from celery_redlock.basics.text import printable
 
@@ -18,6 +19,11 @@ _CODES = {"good": 32, "warning": 33, "bad": 31, "faint": 2}
 _END = 0
 _MARK = f"\x1b{secrets.token_hex(8)}."
 _MARKS = re.compile(re.escape(_MARK) + r"(\d+);")
+
+
+def is_at_terminal() -> bool:
+    """Tell whether stdout is a terminal. It may be closed: then it is None."""
+    return bool(sys.stdout and sys.stdout.isatty())
 
 
 def painted(text: str, mood: str) -> str:

@@ -19,7 +19,7 @@ from celery_redlock.app.runtime import forget_runtimes, runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.secret import SecretUrl
 from celery_redlock.basics.text import MOST_TOLD, printable_line
-from celery_redlock.cli.output.ink import inked
+from celery_redlock.cli.output.ink import inked, is_at_terminal
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Session:
         try:
             if yes or click.confirm(inked(question, colors=False), err=True):
                 return
-        except click.Abort:  # Ctrl-C, or the end of stdin
+        except (click.Abort, RuntimeError):  # Ctrl-C, the end of stdin, or no stdin
             click.echo(err=True)
             if not (sys.stdin and sys.stdin.isatty()):
                 click.echo("There is no terminal to answer at: add --yes.", err=True)
@@ -163,7 +163,7 @@ def _write(text: str, *, color: bool | None = None) -> None:
 
 @contextlib.contextmanager
 def _screen(*, plain: bool) -> Iterator[Callable[[Sequence[str]], None]]:
-    if plain or not sys.stdout.isatty():
+    if plain or not is_at_terminal():
         yield lambda lines: _write("\n".join(lines))
         return
     click.echo(_ENTER, nl=False, color=True)
