@@ -55,6 +55,12 @@ def _passes_on(function: Callable[..., Any]) -> bool:
     return module in _PASS_ON and hasattr(function, "__wrapped__")
 
 
+def takes_any(function: Callable[..., Any]) -> bool:
+    """Tell whether a function does not say what it takes: ``*args, **kwargs``."""
+    kinds = [one.kind for one in signature_of(function).parameters.values()]
+    return kinds == [_P.VAR_POSITIONAL, _P.VAR_KEYWORD]
+
+
 def positional_names(function: Callable[..., Any]) -> list[str]:
     """Return the names of the arguments by position, where a wrapper takes any.
 
@@ -62,8 +68,7 @@ def positional_names(function: Callable[..., Any]) -> list[str]:
     are the same. If the wrapper injects an argument in front, they are shifted; no two
     calls that fit the function get the same names by that.
     """
-    kinds = [one.kind for one in signature_of(function).parameters.values()]
-    if kinds != [_P.VAR_POSITIONAL, _P.VAR_KEYWORD]:
+    if not takes_any(function):
         return []
     inside = inspect.signature(inspect.unwrap(function), **_OPTIONS).parameters.values()
     usual = takewhile(lambda one: one.kind is _P.POSITIONAL_OR_KEYWORD, inside)

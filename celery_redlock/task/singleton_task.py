@@ -49,6 +49,7 @@ from celery_redlock.basics.signature import (
     hidden_parameters,
     positional_names,
     signature_of,
+    takes_any,
 )
 from celery_redlock.basics.text import check_id
 from celery_redlock.errors import (
@@ -190,6 +191,14 @@ class SingletonTask(_Base[P, R]):
     _added: ClassVar[Mapping[str, Any]]
     _rule: KeyRule
     tracks_start: ClassVar[bool] = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # A base class may inject arguments, and say what is left of them.
+        body, options = vars(self).get("run"), self.lock_options
+        if body is not None and options is not None and not takes_any(body):
+            name = self.name or type(self).__qualname__
+            self._rule = rule_of_body(name, body, options, type(self), bound=False)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

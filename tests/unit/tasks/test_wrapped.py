@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import states
+from celery import Task, states
 
 from celery_redlock import ConfigurationError, DuplicateTask
 from tests.unit.tasks.support import Worker
@@ -179,6 +179,44 @@ def test_decorator_that_says_that_it_injects_nothing_hides_nothing(
 
     assert job.lock_key("acme") == job.lock_key(account="acme") == "acme"
     assert worker.run(job, "acme").stored == states.SUCCESS
+
+
+def without_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Inject a session by its name, and say what is left of the arguments."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, session="session", **kwargs)
+
+    signature = inspect.signature(function)
+    left = [one for name, one in signature.parameters.items() if name != "session"]
+    vars(wrapper)["__signature__"] = signature.replace(parameters=left)
+    return wrapper
+
+
+@pytest.mark.parametrize("key", [None, "{account}"])
+@pytest.mark.parametrize("wrap", [traced, without_session])
+def test_base_class_may_wrap_the_body(
+    worker: Worker, wrap: Callable[..., Any], key: str | None
+) -> None:
+    """It does so in each task that it makes, and says there what the task takes."""
+
+    class Wrapping(Task):
+        abstract = True
+        run: Any
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.run = wrap(self.run)
+
+    @worker.task(base=Wrapping, key=key)
+    def job(account: str, session: str) -> Any:
+        return [account, session]
+
+    args = ("acme",) if wrap is without_session else ("acme", "own")
+    by_name = dict(zip(("account", "session"), args, strict=False))
+    assert job.lock_key(*args) == job.lock_key(**by_name)
+    assert worker.run(job, *args).result in (["acme", "session"], ["acme", "own"])
 
 
 @pytest.mark.parametrize("bind", [False, True])
