@@ -114,10 +114,11 @@ def singleton_task(
             "@singleton_task was applied to a task. It makes a task of a function. "
             "Remove @app.task or @shared_task below it, and give it their options."
         )
-    if not callable(function):
+    if (remedy := _remedy_of_body(function)) is not None:
+        what = "class" if isinstance(function, type) else type(function).__name__
+        what = "lambda" if what == "function" else what
         raise TypeError(
-            f"@singleton_task was given a {type(function).__name__} in place of a "
-            "function. Name what you give: @singleton_task(app=app, key=...)."
+            f"@singleton_task was given a {what} in place of a function. {remedy}"
         )
     known = base or (app and app.Task)
     ours, celerys = LockOptions.split(options, foreign=attributes_of(known or Task))
@@ -134,6 +135,21 @@ def singleton_task(
     if app is None:
         return _share(function, base, celerys)
     return app.task(base=_composed(base or app.Task), **celerys)(function)
+
+
+def _remedy_of_body(given: Any) -> str | None:
+    """Return what to write in place of a body that Celery makes no task of, or None.
+
+    It would fail at the first use of the task, or the worker would make an instance.
+    """
+    if isinstance(given, staticmethod | classmethod):
+        return "Write the function outside of its class."
+    if not callable(given):
+        return "Name what you give: @singleton_task(app=app, key=...)."
+    if isinstance(given, type):
+        return "To make a task of it, derive it from SingletonTask."
+    is_named = getattr(given, "__name__", "<lambda>") != "<lambda>"
+    return None if is_named else "Write it with def: a task needs its name."
 
 
 def _composed(base: type[Task]) -> type[Task]:

@@ -204,6 +204,54 @@ def test_option_without_its_name_is_refused(given: Any) -> None:
         singleton_task(given)
 
 
+class Work:
+    """A class, which a project may decorate by mistake, or a part of it."""
+
+    @staticmethod
+    def of_no_instance(number: int) -> int:
+        """Return the number."""
+        return number
+
+    @classmethod
+    def of_a_class(cls, number: int) -> int:
+        """Return the number."""
+        return number
+
+    def __call__(self, number: int) -> int:
+        """Return the number."""
+        return number
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda number: number, "a lambda in place of a function.* Write it with def"),
+        (functools.partial(abs, 3), "a partial in place of a function.* with def"),
+        (Work(), "a Work in place of a function.* with def"),
+        (Work, "a class in place of a function.* derive it from SingletonTask"),
+        (vars(Work)["of_no_instance"], "a staticmethod in .* outside of its class"),
+        (vars(Work)["of_a_class"], "a classmethod in .* outside of its class"),
+    ],
+)
+def test_body_that_celery_cannot_make_a_task_of_is_refused(
+    app: Celery, given: Any, said: str
+) -> None:
+    """Celery fails at the first use, with an error about its own code, or runs none."""
+    for where in ({}, {"app": app}):
+        with pytest.raises(TypeError, match=f"@singleton_task was given {said}"):
+            singleton_task(name="work", **where)(given)
+
+
+def test_callable_with_a_name_is_a_body(app: Celery) -> None:
+    """A decorator of a project may be a class, and return its instance."""
+    wrapped: Any = functools.update_wrapper(Work(), Work.of_no_instance)
+
+    task = singleton_task(wrapped, app=app, name="wrapped", shared=False)
+
+    assert task(3) == 3
+    assert task.lock_key(3)
+
+
 def test_first_use_in_several_threads_at_once_finds_the_whole_task() -> None:
     """The first requests of a web server come together, and Celery makes tasks late."""
     app = Celery("web", set_as_current=False)
@@ -410,7 +458,7 @@ def test_options_of_a_class_are_a_dict(attributes: dict[str, Any]) -> None:
 def test_options_in_a_decorator_are_a_dict(app: Celery, redlock: Any) -> None:
     """The error says so, and is no TypeError about the code of this package."""
     with pytest.raises(ConfigurationError, match=r"^redlock is .*{"):
-        singleton_task(app=app, redlock=redlock)(lambda: None)
+        singleton_task(app=app, redlock=redlock)(Work.of_no_instance)
 
 
 def test_self_is_no_argument_of_a_bound_task(app: Celery) -> None:
