@@ -21,13 +21,15 @@ def _lend_a_frame() -> Iterator[None]:
 
 
 # What a traceback of a refused call says in place of a file and a function. Without the
-# globals of this module no line of source is found for it.
+# globals of this module no line of source is found for it, and for a name like this
+# Python looks for no file.
 _CODE = _lend_a_frame.__code__.replace(
-    co_filename="celery-redlock", co_name="refused by its policy; the body did not run"
+    co_filename="<celery-redlock>",
+    co_name="refused by its policy; the body did not run",
 )
 _FRAME: Any = FunctionType(_CODE, {})().gi_frame
-# At no instruction: Python would parse the source line, to underline a part of it.
-_TRACEBACK = TracebackType(None, _FRAME, -1, _FRAME.f_lineno)
+# At the first instruction: Django fails to format a traceback that is at none.
+_TRACEBACK = TracebackType(None, _FRAME, 0, _FRAME.f_lineno)
 
 
 class RefusalInfo(TraceInfo):  # type: ignore[misc]

@@ -95,6 +95,21 @@ def test_traceback_of_a_refusal_shows_no_source() -> None:
     assert "refused by its policy; the body did not run" in line
 
 
+def test_traceback_of_a_refusal_is_one_that_django_can_mail() -> None:
+    """Django mails what Celery logs as an error, and looks at each instruction."""
+    pytest.importorskip("django")
+    code = (
+        "from django.conf import settings; settings.configure(); "
+        "from django.views.debug import ExceptionReporter; "
+        "from celery_redlock.task.trace_info import _TRACEBACK; "
+        "error = ValueError().with_traceback(_TRACEBACK); "
+        "reporter = ExceptionReporter(None, ValueError, error, _TRACEBACK); "
+        "print(*(one['function'] for one in reporter.get_traceback_frames()))"
+    )
+
+    assert run_python(code) == ["refused by its policy; the body did not run"]
+
+
 @pytest.mark.parametrize("policy", ["raise", "retry", "buffer_one"])
 def test_refused_call_formats_one_short_traceback(
     worker: Worker, formatted: list[int], policy: str
