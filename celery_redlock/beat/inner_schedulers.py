@@ -159,10 +159,10 @@ def changes_of_rows(scheduler: Scheduler) -> dict[str, datetime]:
     To be called before ``setup_schedule``, which writes the entries of the settings
     into their rows: each leader changes them when its term begins.
     """
-    model: Any = getattr(scheduler, "Model", None)
-    if model is None:
+    manager: Any = getattr(getattr(scheduler, "Model", None), "_default_manager", None)
+    if manager is None:  # sqlalchemy-celery-beat has a model, too
         return {}
-    return dict(model._default_manager.values_list("name", "date_changed"))  # noqa: SLF001
+    return dict(manager.values_list("name", "date_changed"))
 
 
 def enabled_at(entry: ScheduleEntry, changes: Mapping[str, datetime]) -> int:

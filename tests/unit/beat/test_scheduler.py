@@ -293,6 +293,17 @@ def test_entry_that_runs_once_is_not_sent_again_by_the_next_leader(
     assert site.dues() == ["12:01:00"]
 
 
+def test_scheduler_may_have_a_model_that_is_not_one_of_django(site: Site) -> None:
+    """The model of sqlalchemy-celery-beat has no manager."""
+
+    class InDatabase(RecordingScheduler):
+        Model = SimpleNamespace()
+
+    run(MINUTE, site.start(beat_scheduler=InDatabase))
+
+    assert site.dues() == ["12:01:00"]
+
+
 def test_scheduler_of_the_project_does_not_save_after_its_term(site: Site) -> None:
     """Celery saves after sending. If sending took too long, another beat leads."""
     saved: list[bool] = []
