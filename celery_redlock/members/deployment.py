@@ -78,7 +78,7 @@ def initialize(
         if ballot.granted == len(addresses):
             return
         if SYSTEM_CLOCK.monotonic() > give_up_at:
-            votes = f"Only {ballot.granted} of {len(addresses)} nodes vote"
+            votes = f"Only {ballot.granted} of {len(addresses)} nodes can vote"
             if len(addresses) == 1:
                 votes = "The node does not vote"
             raise RedlockError(

@@ -112,9 +112,22 @@ def test_init_that_was_interrupted_is_run_again(
     older.command("DEL", "redlock:meta")
     older.command("HSET", "redlock:meta", "config", "format 3, max_ttl 60 s, nodes a")
     with client(nodes) as redlock:
-        with pytest.raises(RedlockError, match="Only 2 of 3 nodes vote"):
+        with pytest.raises(RedlockError, match="Only 2 of 3 nodes can vote"):
             redlock.initialize()
         until(lambda: "is in quarantine" in redlock.check().problems[0])
+
+
+def test_init_that_lets_no_node_vote_does_not_say_that_some_do(
+    start_nodes: Callable[..., DevNodes],
+) -> None:
+    """One server has two names, so the nodes get no view that one of them lacks."""
+    urls = start_nodes(2, initialize=False).urls
+    again = urls[0].replace("127.0.0.1", "localhost")
+    with client([*urls, again], connect_timeout=0.5) as redlock:
+        with pytest.raises(RedlockError, match=r"Only 2 of 3 nodes can vote.*once"):
+            redlock.initialize()
+
+        assert redlock.check().ballot.granted == 0
 
 
 def test_init_ends_the_wait_that_a_worker_begins_meanwhile(
