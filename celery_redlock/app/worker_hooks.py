@@ -24,7 +24,7 @@ from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.timing import seconds_text
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.members.view import may_be_new
+from celery_redlock.members.view import differences, may_be_new, other_views
 from celery_redlock.options.broker import broadcast_of
 from celery_redlock.options.lock_options import (
     lock_options_in_schedule,
@@ -138,6 +138,9 @@ def _check_nodes(sender: Any, **_: object) -> None:
 
 def _log_report(report: NodesReport, redlock: Redlock) -> None:
     ballot, problems = report.ballot, report.ballot.reasons()
+    config = redlock.guard.config
+    differ = differences(other_views(ballot), config)
+    advice = f" {differ}." if differ else ""
     nodes, quorum = len(ballot.labels), ballot.quorum
     is_store = redlock.addresses[0].is_store
     fields = log_fields("votes", votes=ballot.granted, nodes=nodes, quorum=quorum)
@@ -148,9 +151,9 @@ def _log_report(report: NodesReport, redlock: Redlock) -> None:
             text = f"The {'store' if is_store else 'node'} votes."
         log.info(text, extra=fields)
     elif report.has_quorum:
-        log.warning("%s: %s.", votes, problems, extra=fields)
+        log.warning("%s: %s.%s", votes, problems, advice, extra=fields)
     else:
-        left, init = report.retry_after, ""
+        left = report.retry_after
         votes, when = f"Only {votes}", "until more nodes vote"
         if nodes == 1:
             node = "store" if is_store else "only node"
@@ -158,7 +161,7 @@ def _log_report(report: NodesReport, redlock: Redlock) -> None:
         if left is not None:
             at_least = "at least " if ballot.indexes(VoteKind.SILENT) else ""
             when = f"for {at_least}{seconds_text(left)} more"
-            if may_be_new(redlock.guard.config):
-                init = f" (For a brand-new deployment, run `{COMMAND} init`.)"
+            if may_be_new(config):
+                advice = f" (For a brand-new deployment, run `{COMMAND} init`.)"
         text = "%s: %s. Tasks that need a lock do not run %s.%s"
-        log.error(text, votes, problems, when, init, extra=fields)
+        log.error(text, votes, problems, when, advice, extra=fields)

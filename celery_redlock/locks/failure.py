@@ -19,7 +19,7 @@ from celery_redlock.errors import (
     QuorumUnreachable,
 )
 from celery_redlock.locks.lease import Holder
-from celery_redlock.members.view import CLOSED, View, may_be_new, refusal
+from celery_redlock.members.view import differences, may_be_new, other_views
 from celery_redlock.scripts.keys import keys_of, shown
 from celery_redlock.wire.quorum import Ballot, Verdict, VoteKind
 
@@ -109,10 +109,8 @@ def unreachable(
             remedy += " at the earliest"
         if may_be_new(config):  # else old locks may be held
             remedy += f". In a brand-new deployment, `{COMMAND} init` ends the wait"
-    elif _configurations(ballot):
-        told = [refusal(theirs, config) for theirs in _configurations(ballot)]
-        differences = "; some nodes ".join(difference for difference, _ in told)
-        remedy = f"The nodes {differences}. {told[0][1]}"
+    elif theirs := other_views(ballot):
+        remedy = differences(theirs, config)
     elif ballot.was_interrupted:
         remedy = "Try again, and take no locks in signal handlers or finalisers"
     else:
@@ -123,7 +121,7 @@ def unreachable(
     if nodes == 1:
         fact, needed = f"The node gave no vote on {shown(key)}", ""
     # The others have said no, or could not be connected to, which takes another time.
-    is_late = None in ballot.votes
+    is_late = None in ballot.votes and not ballot.is_done()
     within = f" within {ballot.patience:g} s" if is_late else ""
     return QuorumUnreachable(
         f"{fact}{within}{needed}: {ballot.reasons()}. {state}. {remedy}.",
@@ -226,21 +224,3 @@ def _full(key: str, ballot: Ballot, occupancy: Occupancy, limits: Limits) -> Loc
         limit=limit,
         due=tuple(due),
     )
-
-
-def _configurations(ballot: Ballot) -> Sequence[str]:
-    refused = (v for v in ballot.votes if v and v.kind is VoteKind.REFUSED and v.value)
-    told = {vote.value for vote in refused}
-    opened = [view for view in map(View.parse, told) if view]
-    return sorted(text for text in told if not _is_left_closed(text, opened))
-
-
-def _is_left_closed(text: str, opened: Sequence[View]) -> bool:
-    """Tell whether a node lags behind a finished reconfiguration.
-
-    Then the move is done, or nearly so, and not to be waited for.
-    """
-    if not text.startswith(CLOSED):
-        return False
-    plan = View.parse(text.removeprefix(CLOSED))
-    return plan is not None and any(map(plan.is_same_epoch, opened))

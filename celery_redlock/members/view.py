@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redlock.basics.command import COMMAND
 from celery_redlock.basics.text import printable_line
@@ -33,6 +33,12 @@ from celery_redlock.members.configuration import (
     Configuration,
     in_full,
 )
+from celery_redlock.wire.quorum import VoteKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from celery_redlock.wire.quorum import Ballot
 
 JOINED = f"format {FORMAT}, in no deployment"  # of a node that has only an identity
 CLOSED = f"format {FORMAT}, closed: moving to "  # a planned view follows
@@ -226,6 +232,35 @@ def refusal(theirs: str, ours: str) -> tuple[str, str]:
     difference, remedy = _refusal(theirs, ours)
     # A node can have stored anything.
     return printable_line(difference, _MOST_TOLD), printable_line(remedy, _MOST_TOLD)
+
+
+def differences(theirs: Iterable[str], ours: str) -> str:
+    """Return how these views differ from ours, and the remedy; ``""`` without any.
+
+    It reads on with a full stop.
+    """
+    told = [refusal(view, ours) for view in theirs]
+    facts = "; some nodes ".join(fact for fact, _ in told)
+    return f"The nodes {facts}. {told[0][1]}" if told else ""
+
+
+def other_views(ballot: Ballot) -> Sequence[str]:
+    """Return the views of nodes that have refused ours."""
+    refused = (v for v in ballot.votes if v and v.kind is VoteKind.REFUSED and v.value)
+    told = {vote.value for vote in refused}
+    opened = [view for view in map(View.parse, told) if view]
+    return sorted(text for text in told if not _is_left_closed(text, opened))
+
+
+def _is_left_closed(text: str, opened: Sequence[View]) -> bool:
+    """Tell whether a node lags behind a finished reconfiguration.
+
+    Then the move is done, or nearly so, and not to be waited for.
+    """
+    if not text.startswith(CLOSED):
+        return False
+    plan = View.parse(text.removeprefix(CLOSED))
+    return plan is not None and any(map(plan.is_same_epoch, opened))
 
 
 def _refusal(theirs: str, ours: str) -> tuple[str, str]:  # noqa: PLR0911

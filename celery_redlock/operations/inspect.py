@@ -25,7 +25,7 @@ from celery_redlock.basics.resp import DOES_NOT_KNOW, ErrorReply, without_place
 from celery_redlock.basics.text import MOST_TOLD, fields_of, number_in, printable_line
 from celery_redlock.basics.timing import duration
 from celery_redlock.locks.lease import Holder, new_base
-from celery_redlock.members.view import CLOSED, JOINED, View, refusal
+from celery_redlock.members.view import CLOSED, JOINED, View, differences
 from celery_redlock.operations.acl import NOT_NEEDED, denied_command, try_commands
 from celery_redlock.scripts import ACQUIRE
 from celery_redlock.scripts.keys import stripe_of
@@ -214,11 +214,8 @@ class Nodes:
         """The difference of their settings from ours, and the remedy; or ``""``."""
         states = (NodeState.OTHER_CONFIG, NodeState.CLOSED)
         theirs = sorted({node.reason for node in self if node.state in states})
-        told = [refusal(config, self.view or self.config) for config in theirs]
-        if not told:
-            return ""
-        differences = "; some nodes ".join(difference for difference, _ in told)
-        return f"The nodes {differences}. {told[0][1]}."
+        told = differences(theirs, self.view or self.config)
+        return f"{told}." if told else ""
 
 
 @dataclass(frozen=True, slots=True)

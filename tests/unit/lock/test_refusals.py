@@ -20,7 +20,7 @@ from celery_redlock.locks.lease import Holder, new_base
 from celery_redlock.members.configuration import Configuration
 from celery_redlock.members.view import View
 from celery_redlock.testing import FakeNodes
-from celery_redlock.wire.quorum import INTERRUPTED, Vote, VoteKind
+from celery_redlock.wire.quorum import INTERRUPTED, Ballot, Vote, VoteKind
 from tests.unit.lock.support import (
     FREE,
     TTL,
@@ -366,6 +366,19 @@ def test_each_outcome_has_its_error(votes: str, kind: type[LockUnavailable]) -> 
     assert type(error) is kind
     assert error.key == "k"
     assert error.ballot is not None
+
+
+def test_nodes_that_were_not_needed_were_given_no_time() -> None:
+    """Two nodes have refused at once, so the third one is not waited for."""
+    ballot = Ballot(["n0", "n1", "n2"], lambda ballot: ballot.pending < 2)
+    ballot.patience = 0.05
+    ballot.cast(0, VOTES["M"])
+    ballot.cast(1, VOTES["M"])
+
+    error = failure_of("k", ballot, config=str(OURS))
+
+    assert "gave a vote on 'k' (need 2): n0 has" in str(error)
+    assert "n2 was not waited for" in str(error)
 
 
 MESSAGES = {

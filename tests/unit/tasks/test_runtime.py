@@ -274,6 +274,22 @@ def test_worker_with_a_single_node_names_no_majority(
     runtime_of(app).stop()
 
 
+def test_worker_with_other_settings_than_nodes_is_told_the_remedy(
+    nodes: FakeNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such nodes never vote by themselves. Else the first call would tell it."""
+    nodes.redlock(max_ttl=60.0).check()
+    app = locking_app(redlock_nodes=nodes.urls)
+    runtime_of(app).use(nodes.redlock(max_ttl=30.0))
+
+    with caplog.at_level(logging.WARNING, "celery_redlock.app.worker_hooks"):
+        signals.worker_ready.send(sender=Starting(app))
+
+    assert " The nodes are at epoch 1 with max_ttl 60 s; this client" in caplog.text
+    assert "`celery -A proj redlock reconfigure`." in caplog.text
+    runtime_of(app).stop()
+
+
 def test_lock_of_a_program_outlives_its_worker() -> None:
     """A worker that ran in one of its threads is over. It ends what only it used."""
     nodes = FakeNodes(clock=SYSTEM_CLOCK)
