@@ -65,7 +65,7 @@ from celery_redlock.basics.callbacks import log_safely
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.process import OfOneProcess, start_thread
 from celery_redlock.basics.selector import Waker, new_selector
-from celery_redlock.wire.quorum import INTERRUPTED, quorum_of
+from celery_redlock.wire.quorum import INTERRUPTED, SAME_SERVER, quorum_of
 
 if TYPE_CHECKING:
     import selectors
@@ -668,8 +668,8 @@ class Exchange:
         for node in self.nodes:
             known = node.facts.run_id if node.facts and not node.unfit_because else ""
             if run_id and run_id == known and node is not newcomer:
-                same_server = f"is the same server as {node.label}; list each one once"
-                newcomer.disqualify(same_server)
+                newcomer.disqualify(f"{SAME_SERVER} {node.label}; list each one once")
+        newcomer.note_fitness()
 
 
 class Broadcast(OfOneProcess):

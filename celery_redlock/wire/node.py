@@ -264,6 +264,11 @@ class Node:
             self._log.unfit(reason)
         self.unfit_because = reason
 
+    def note_fitness(self) -> None:
+        """Have the log tell it again if this node, which may vote now, is unfit."""
+        if not self.unfit_because:
+            self._log.fit()
+
     def receive(self) -> None:
         """Read replies, and enter each in its request. Never blocks."""
         conversation = self._conversation

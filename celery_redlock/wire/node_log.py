@@ -49,6 +49,10 @@ class NodeLog:
             text = "Node %s %s. It does not vote."
             self._log(logging.ERROR, "node-unfit", text, reason)
 
+    def fit(self) -> None:
+        """Note that the node may vote."""
+        self._unfit_because = ""
+
     def late(self, owed: float) -> None:
         """Log that replies are late, or count it if the last line is too recent.
 

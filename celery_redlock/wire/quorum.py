@@ -33,6 +33,9 @@ INTERRUPTED = "lost its connection, because a request was interrupted"
 LOST_SCRIPTS = "had lost its scripts"
 """The reason of nodes that get the scripts again, with the next request."""
 
+SAME_SERVER = "is the same server as"
+"""Begins the reason of a node that is listed under another name, too."""
+
 UNSURE = "is new or may have forgotten locks"
 """The reason of nodes without memory: new, restarted, emptied, promoted or evicting."""
 

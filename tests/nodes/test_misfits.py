@@ -77,6 +77,22 @@ def test_replica_is_refused(three_nodes: DevNodes, key: str, read_only: str) -> 
         until(lambda: kinds(redlock.check().ballot)[1] in votes)
 
 
+def test_node_that_is_a_replica_again_is_logged_again(
+    three_nodes: DevNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line of the first time says nothing of the second one."""
+    first, second, _ = three_nodes.nodes
+    with client(three_nodes) as redlock:
+        for times in (1, 2):
+            second.command("REPLICAOF", "127.0.0.1", first.port)
+            second.command("CLIENT", "KILL", "TYPE", "normal")
+            until(lambda: "is a replica" in redlock.check().ballot.reasons())
+            said = [it for it in caplog.messages if it.endswith("It does not vote.")]
+            assert len(said) == times
+            second.command("REPLICAOF", "NO", "ONE")
+            until(lambda: "is a replica" not in redlock.check().ballot.reasons())
+
+
 @pytest.mark.parametrize("guard", [True, False], ids=["guarded", "unguarded"])
 def test_node_that_becomes_a_replica_loses_its_vote(
     three_nodes: DevNodes, key: str, *, guard: bool
