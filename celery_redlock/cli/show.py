@@ -168,7 +168,7 @@ def _released(releases: Releases, key: str) -> list[str]:
 
 def _holder(found: LockStatus) -> Holder | None:
     """Return the holder with the fence of its lease: the greatest on any node."""
-    return lock_holder(next(iter(found.values))) if found.seen.holder else None
+    return lock_holder(next(iter(found.values))) if found.is_held else None
 
 
 def _answers(found: LockStatus) -> dict[str, MoodText]:

@@ -30,7 +30,7 @@ from celery_redlock.operations.acl import NOT_NEEDED, denied_command, try_comman
 from celery_redlock.scripts import ACQUIRE
 from celery_redlock.scripts.keys import stripe_of
 from celery_redlock.wire.client import NodeUnreachable, PerNode, each_node
-from celery_redlock.wire.quorum import UNSURE, VoteKind
+from celery_redlock.wire.quorum import SAME_SERVER, UNSURE, VoteKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -163,14 +163,21 @@ class Nodes:
     def __len__(self) -> int:
         return len(self.statuses)
 
+    def counts(self, node: NodeStatus) -> bool:
+        """Tell whether a lock on this node is one on a majority of these nodes.
+
+        A node of a deployment with other nodes may have it for a minority of those.
+        """
+        if node.state is NodeState.OTHER_CONFIG:
+            view = View.parse(node.reason)
+            names = view.configuration.labels if view else ()
+            return {*names} == {it.label for it in self}
+        return node.state is not NodeState.UNFIT
+
     @property
     def voting(self) -> list[NodeStatus]:
-        """The nodes whose votes count: of a server with two names, the first."""
-        found: dict[str, NodeStatus] = {}
-        for node in self:
-            if node.state is NodeState.VOTES:
-                found.setdefault(node.run_id or node.label, node)
-        return [*found.values()]
+        """The nodes whose votes count."""
+        return [node for node in self if node.state is NodeState.VOTES]
 
     @property
     def can_tell(self) -> int:
@@ -233,12 +240,14 @@ class LockStatus:
     def is_held(self) -> bool | None:
         """Whether the lock is held; None if that cannot be told."""
         ballot = self.seen.ballot
-        token, votes = ballot.top_taker
-        unsure = 0
+        token, _ = ballot.top_taker
+        votes = unsure = 0
         for vote, node in zip(ballot.votes, self.nodes, strict=True):
             answered = vote and vote.kind in ANSWERS
             names_it = vote and vote.kind is VoteKind.TAKEN and vote.token == token
-            unsure += not names_it and not (answered and node.can_tell)
+            counts = self.nodes.counts(node)
+            votes += bool(names_it and counts)
+            unsure += not (counts if names_it else answered and node.can_tell)
         return is_held(votes, unsure, ballot.quorum)
 
     @property
@@ -404,15 +413,26 @@ def node_status(redlock: Redlock) -> Nodes:
     if redlock.asks_for_votes and may_help:
         redlock.guard.votes()
         nodes = _look(redlock)
-    # The view of a node that votes may be another one than that of the others.
-    present = nodes.view
-    statuses = [
-        replace(it, state=NodeState.OTHER_CONFIG, reason=it.view)
-        if it.state is NodeState.VOTES and it.view != present
-        else it
-        for it in nodes
-    ]
+    present, servers = nodes.view, dict[str, str]()
+    statuses = [_beside_others(it, present, servers) for it in nodes]
     return replace(nodes, statuses=statuses)
+
+
+def _beside_others(
+    node: NodeStatus, present: str, servers: dict[str, str]
+) -> NodeStatus:
+    """Return the status of a node that others have a part in.
+
+    The view of a node that votes may be another one than that of the others, and a
+    server that has two names has one vote. ``servers`` has the names so far.
+    """
+    first = servers.setdefault(node.run_id or node.label, node.label)
+    if first != node.label:
+        reason = f"{SAME_SERVER} {first}; list each one once"
+        return replace(node, state=NodeState.UNFIT, reason=reason)
+    if node.state is NodeState.VOTES and node.view != present:
+        return replace(node, state=NodeState.OTHER_CONFIG, reason=node.view)
+    return node
 
 
 def _look(redlock: Redlock) -> Nodes:

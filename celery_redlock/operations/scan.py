@@ -29,6 +29,7 @@ from celery_redlock.operations.inspect import (
     ANSWERS,
     Nodes,
     NodeState,
+    NodeStatus,
     each_answering,
     is_held,
     lock_holder,
@@ -205,11 +206,11 @@ def scan(
 
     # Before the keys: what a node may have forgotten has ended when it votes.
     nodes = nodes or node_status(redlock)
-    can_tell = {node.label: node.can_tell for node in nodes}
+    by_label = {node.label: (node, nodes.counts(node)) for node in nodes}
 
     def visit(client: NodeClient) -> None:
         known: set[bytes] = set()
-        tells = can_tell[client.label]
+        node, is_vote = by_label[client.label]
         told = (
             client.look_up(wanted, "GET", "PTTL")
             if wanted and not client.is_store
@@ -224,7 +225,7 @@ def scan(
                         known.add(key)
                         # GET of a list or a hash is an error: the value is not ours.
                         text = value if isinstance(value, bytes) else b""
-                        sightings.add(key[skip:], text, left, tells=tells)
+                        sightings.add(key[skip:], text, left, node, is_vote=is_vote)
         counts[client.label] = len(known)
 
     visited = each_answering(redlock, visit, nodes)
@@ -309,18 +310,19 @@ def inspect_limits(
     )
     if request.ballot.answered < redlock.quorum:
         return None
-    can_tell = [
-        node.can_tell and vote is not None and vote.kind in ANSWERS
+    unsure = sum(
+        not node.can_tell or vote is None or vote.kind not in ANSWERS
         for node, vote in zip(nodes, request.ballot.votes, strict=True)
-    ]
+    )
     sightings = _Sightings()
-    for tells, reply in zip(can_tell, request.replies, strict=True):
+    for node, reply in zip(nodes, request.replies, strict=True):
+        is_vote = nodes.counts(node)
         if isinstance(reply, list) and reply[0] == TAKEN:
             for name, value, left in zip(names, reply[1::2], reply[2::2], strict=True):
                 if left != _GONE:
-                    sightings.add(name.encode(), value, left, tells=tells)
+                    sightings.add(name.encode(), value, left, node, is_vote=is_vote)
     found: defaultdict[str, list[SeenHolder]] = defaultdict(list)
-    for seen in sightings.holders(can_tell.count(False), redlock.quorum, lock_holder):
+    for seen in sightings.holders(unsure, redlock.quorum, lock_holder):
         found[seen.key].append(seen)
     return [
         LimitInUse(limit, [seen for name in limit.names() for seen in found[name]])
@@ -373,14 +375,20 @@ class _Sightings:
     def __init__(self) -> None:
         self._left: defaultdict[bytes, dict[bytes, list[int]]] = defaultdict(dict)
         self._texts: dict[bytes, bytes] = {}  # most are the same on all nodes: keep one
-        # How many nodes that have a value of a key cannot tell.
+        # How many nodes have a value of a key where it counts, although they cannot
+        # tell; and how many where it does not.
         self._unsure: Counter[tuple[bytes, bytes]] = Counter()
+        self._uncounted: Counter[tuple[bytes, bytes]] = Counter()
 
-    def add(self, key: bytes, value: bytes, left: int, *, tells: bool) -> None:
-        """Add the value that one node has, and whether the node can tell."""
+    def add(
+        self, key: bytes, value: bytes, left: int, node: NodeStatus, *, is_vote: bool
+    ) -> None:
+        """Add the value that one node has, and whether it counts there."""
         value = self._texts.setdefault(value, value)
         self._left[key].setdefault(value, []).append(left)
-        if not tells:
+        if not is_vote:
+            self._uncounted[key, value] += 1
+        elif not node.can_tell:
             self._unsure[key, value] += 1
 
     def holders(
@@ -397,18 +405,20 @@ class _Sightings:
         self, key: bytes, unsure: int, quorum: int, parse: Callable[[str], Holder]
     ) -> Iterator[SeenHolder]:
         # Values of one holder differ in the fence alone, if at all.
-        by_token: dict[str, tuple[Holder, list[float], int]] = {}
+        by_token: dict[str, tuple[Holder, list[float], int, int]] = {}
         for value, milliseconds in self._left[key].items():
             holder, others = parse(text_in(value)), unsure - self._unsure[key, value]
+            uncounted = self._uncounted[key, value]
             ends = [math.inf if ms < 0 else float(ms) for ms in milliseconds]
             if holder.token in by_token:
-                known, ends_before, others_before = by_token[holder.token]
+                known, ends_before, others_before, more = by_token[holder.token]
                 holder = max(known, holder, key=lambda each: each.fence)
                 ends, others = ends + ends_before, min(others, others_before)
-            by_token[holder.token] = holder, ends, others
-        for holder, ends, others in by_token.values():
+                uncounted += more
+            by_token[holder.token] = holder, ends, others, uncounted
+        for holder, ends, others, uncounted in by_token.values():
             ends.sort()
             votes = len(ends)
             end = ends[votes - quorum] if votes >= quorum else ends[-1]
-            held = is_held(votes, others, quorum)
+            held = is_held(votes - uncounted, others, quorum)
             yield SeenHolder(text_in(key), holder, votes, end / _MS, held)

@@ -202,6 +202,47 @@ def test_lock_that_needs_a_doubtful_vote_may_be_held(
     assert REASONS[way] in document["doubts"][project.label(0)]
 
 
+@pytest.mark.parametrize("way", ["replica", "two names"])
+def test_copy_of_a_lock_is_no_second_vote(project: Project, way: str) -> None:
+    """One master has it. A replica repeats it, as the second name of a server does."""
+    project.steal("k", 0)
+    first, second = project.nodes[:2]
+    urls = project.urls
+    if way == "replica":
+        second.command("REPLICAOF", "127.0.0.1", first.port)
+        until(lambda: locks([second], "k"))
+    else:
+        urls = [urls[0], urls[0].replace("127.0.0.1", "localhost"), urls[2]]
+
+    listed, shown = (
+        project.redlock(*words, redlock_nodes=urls)
+        for words in (("ls",), ("show", "k"))
+    )
+
+    assert "2/3" in listed.out
+    assert "1 lock may be held: that" in listed.out
+    assert "1 lock held" not in listed.out
+    assert (shown.code, shown.out.partition("\n")[0]) == (
+        3,
+        "It cannot be told whether k is held: too few nodes can tell.",
+    )
+
+
+def test_lock_on_a_part_of_a_deployment_may_be_held(project: Project) -> None:
+    """`--node` names one of three nodes, which has it without a majority."""
+    project.steal("k", 0)
+    node = ("--node", project.urls[0])
+
+    listed, shown = (
+        project.redlock(*words, *node) for words in (("ls",), ("show", "k"))
+    )
+
+    assert (listed.code, shown.code) == (3, 3)
+    assert "1 lock may be held: that" in listed.out
+    assert "for certain" not in listed.out
+    assert "It cannot be told whether k is held: the node cannot tell." in shown.out
+
+
 @ways
 @pytest.mark.parametrize("what", ["--claims", "--cool-downs"])
 def test_document_says_that_claims_are_not_known(

@@ -17,7 +17,7 @@ from celery_redlock.operations.doctor.rule import (
     rule,
 )
 from celery_redlock.operations.inspect import NodeState
-from celery_redlock.wire.quorum import UNSURE
+from celery_redlock.wire.quorum import SAME_SERVER, UNSURE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -260,9 +260,10 @@ def same_server(case: Case) -> Iterator[Finding]:
 @rule("Node", skipped_at_start=True)
 def kind(report: NodeReport, _: Case) -> Iterator[Finding]:
     """Find servers that are no independent masters."""
-    evicts = report.status.reason.startswith("may evict")  # which is a finding itself
+    # These are findings themselves.
+    is_other = report.status.reason.startswith(("may evict", SAME_SERVER))
     is_store = "store" in report.status.info
-    if report.status.state is NodeState.UNFIT and not evicts and not is_store:
+    if report.status.state is NodeState.UNFIT and not is_other and not is_store:
         replica = report.status.info.get("role", "master") != "master"
         yield Finding(
             "replica" if replica else "cluster",
