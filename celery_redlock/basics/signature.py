@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from itertools import takewhile
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         TypeError: It is no callable.
     """
     while _passes_on(function):
-        function = vars(function)["__wrapped__"]
+        function = _inside(function)
     try:
         return inspect.signature(function, follow_wrapped=False, **_OPTIONS)
     except ValueError:
@@ -53,6 +54,13 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 def _passes_on(function: Callable[..., Any]) -> bool:
     module = getattr(function, "__globals__", {}).get("__name__")
     return module in _PASS_ON and hasattr(function, "__wrapped__")
+
+
+def _inside(wrapper: Any) -> Any:
+    """Return what a wrapper wraps: a method, if the wrapper is one."""
+    owner = getattr(wrapper, "__self__", None)
+    inside = wrapper.__wrapped__
+    return inside if owner is None else MethodType(inside, owner)
 
 
 def takes_any(function: Callable[..., Any]) -> bool:
@@ -70,7 +78,9 @@ def positional_names(function: Callable[..., Any]) -> list[str]:
     """
     if not takes_any(function):
         return []
-    inside = inspect.signature(inspect.unwrap(function), **_OPTIONS).parameters.values()
+    while hasattr(function, "__wrapped__"):
+        function = _inside(function)
+    inside = inspect.signature(function, **_OPTIONS).parameters.values()
     usual = takewhile(lambda one: one.kind is _P.POSITIONAL_OR_KEYWORD, inside)
     return [one.name for one in usual]
 

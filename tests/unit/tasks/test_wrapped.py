@@ -254,6 +254,23 @@ def test_wellknown_decorator_hides_nothing(
     assert worker.run(job, "acme").result == ["acme", 7]
 
 
+@pytest.mark.parametrize("wrap", [in_context(), traced])
+def test_method_of_an_object_may_have_a_decorator(
+    worker: Worker, wrap: Callable[..., Any]
+) -> None:
+    """The object is no argument of the call."""
+
+    class Service:
+        @wrap
+        def sync(self, account: str) -> Any:
+            return [account]
+
+    job = worker.task(name="job", key=None)(Service().sync)
+
+    assert job.lock_key("acme") == job.lock_key(account="acme")
+    assert worker.run(job, "acme").result == ["acme"]
+
+
 def test_class_that_wraps_a_function_is_called_itself(worker: Worker) -> None:
     """``functools.update_wrapper`` on an instance is the same thing."""
 
