@@ -131,6 +131,19 @@ def test_extension_confirmed_too_late_does_not_count(site: Site, lease: Lease) -
     assert not lease.is_valid()
 
 
+def test_extension_of_several_confirmed_too_late_does_not_count(site: Site) -> None:
+    """It has failed. So it is not under way any more."""
+    leases = [site.redlock.acquire(key) for key in ("a", "b")]
+    extension = site.redlock.extension(leases)
+    site.nodes.send(extension.request)
+    site.nodes.drain()
+    site.clock.advance(VALIDITY)
+
+    assert extension.advance(out_of_time=False) is None
+
+    assert extension.result is False
+
+
 def test_extension_never_shortens(site: Site, lease: Lease) -> None:
     """Of two renewals under way, the one that began later decides."""
     early = site.redlock.extension([lease])
@@ -353,6 +366,16 @@ def test_restore_and_extension_make_a_majority_together(site: Site) -> None:
     assert site.clock.monotonic() == before
     assert extension.advance(out_of_time=False) is None
     assert extension.result is True
+    assert lease.votes == 3
+
+
+def test_lock_is_restored_though_other_nodes_hang(site: Site, lease: Lease) -> None:
+    """After one node time-out the votes so far are judged, and not those of all."""
+    forget(site.nodes, 1, 2)
+    site.nodes.freeze(3, 4)
+
+    assert site.redlock.extend(lease)
+
     assert lease.votes == 3
 
 
