@@ -131,7 +131,8 @@ pid = ctypes.PyDLL(None).fork()          # this thread keeps the interpreter's l
 if not pid:
     code = 1
     try:
-        assert not lease.is_valid() and redlock.release(lease) == 0
+        assert not lease.is_valid() and not redlock.extend(lease)
+        assert redlock.release(lease) == 0
         assert refused(key)
         with lock(redlock, f"{key}:child") as its:
             assert redlock.inspect(its.key).holder.token == its.token

@@ -418,9 +418,11 @@ def test_acquire_that_is_interrupted_as_it_begins_leaves_nothing(
     monkeypatch.setattr(site.nodes, "send", interrupted)
 
     limits = (Limit("mail", 1), Limit("mail", 1, 60.0))
+    began = site.clock.monotonic()
     with pytest.raises(KeyboardInterrupt):
         site.redlock.acquire("mail", limits=limits)
 
+    assert site.nodes.asked[-1].resend_since == began
     assert ttls(site.nodes, "mail") == ttls(site.nodes, "mail@@1") == [-2] * 5
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 from datetime import timedelta
 from typing import Any
@@ -448,6 +449,14 @@ def test_coroutine_releases_as_a_thread_does(
     assert ttls(site.nodes) == [ttl] * 5
 
 
+def test_second_release_by_a_coroutine_finds_nothing(site: Site) -> None:
+    """It tells how many nodes held the lock until then."""
+    lease = site.redlock.acquire("k")
+    asyncio.run(site.redlock.arelease(lease))
+
+    assert asyncio.run(site.redlock.arelease(lease)) == 0
+
+
 def test_each_release_is_sent_again_to_the_nodes_that_may_hold_the_lock(
     site: Site,
 ) -> None:
@@ -556,12 +565,24 @@ def test_inspect_names_a_holder_that_a_majority_names(
     assert (inspection.votes, inspection.ttl_left) == (len(named_by), ttl_left)
 
 
+def test_inspect_refuses_a_key_that_no_lock_can_have(site: Site) -> None:
+    """It would tell that no client holds it."""
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        site.redlock.inspect("")
+
+
 def test_inspect_waits_for_all_nodes(site: Site) -> None:
     """Inspect does not stop at a majority."""
     site.redlock.acquire("k")
     site.nodes.latency(0.04, 4)
 
     assert site.redlock.inspect("k").votes == 5
+
+
+def test_service_of_a_test_cannot_be_copied(site: Site) -> None:
+    """The copy would have neither its clock nor its nodes."""
+    with pytest.raises(TypeError, match=r"cannot be pickled .* Make one there[.]$"):
+        copy.copy(site.redlock)
 
 
 # -- ensure(network=True) --------------------------------------------------------------
