@@ -108,6 +108,27 @@ def test_argument_that_the_serializer_refuses_is_refused(worker: Worker) -> None
     assert worker.claims("k:{1}") == {}
 
 
+def test_publisher_need_not_be_able_to_read_what_it_sends(worker: Worker) -> None:
+    """With Celery's ``auth`` it may sign, and have no certificate to verify that."""
+
+    def unreadable(_: object) -> None:
+        message = "unknown certificate"
+        raise ValueError(message)
+
+    serializers: Any = registry  # has no types
+    kind = "application/x-signed"
+    serializers.register("signed", json.dumps, unreadable, content_type=kind)
+    worker.app.conf.task_serializer = "signed"
+    task = worker.unique_job()
+    try:
+        first, second = task.delay("a"), task.delay("a")
+    finally:
+        serializers.unregister("signed")
+
+    assert second.id == first.id
+    assert list(worker.claims("k:a")) == [first.id]
+
+
 def test_call_is_republished_as_it_came(worker: Worker) -> None:
     """With its own serializer, which may take more than that of the task."""
     task = worker.leased_job(on_conflict="retry")
