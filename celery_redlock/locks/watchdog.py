@@ -40,6 +40,7 @@ from celery_redlock.basics.timing import seconds_text
 from celery_redlock.locks.extension import is_usual
 from celery_redlock.locks.lease import LeaseState
 from celery_redlock.locks.renewal_schedule import RenewalSchedule, WakeupQueue, Watch
+from celery_redlock.members.view import CLOSED, differences, other_views
 from celery_redlock.scripts.keys import MOST, MOST_BYTES, keys_of, shown
 
 if TYPE_CHECKING:
@@ -395,20 +396,25 @@ class Watchdog(OfOneProcess):
         else:
             watch.renew_at = self._clock.monotonic() + lease.ttl * _RETRY_AT
             self._schedule.plan(watch)
-            self._log_failure(lease, extension.request.ballot.reasons())
+            ballot = extension.request.ballot
+            # Any other view may be one that this client has by now.
+            closed = [it for it in other_views(ballot) if it.startswith(CLOSED)]
+            advice = differences(closed, self._redlock.guard.config)
+            self._log_failure(lease, ballot.reasons(), advice)
 
-    def _log_failure(self, lease: Lease, reasons: str) -> None:
+    def _log_failure(self, lease: Lease, reasons: str, advice: str = "") -> None:
         """Log a renewal that failed: one line a minute for all leases."""
         others = self._failure_limit.take()
         log.log(
             logging.DEBUG if others is None else logging.WARNING,
             "The lock %s (fence %d) could not be renewed: %s. It is valid for %s "
-            "more.%s",
+            "more.%s%s",
             shown(lease.key),
             lease.fence,
             reasons or "too few votes for it",
             seconds_text(lease.remaining()),
             f" {others} other renewals failed since the last report." * bool(others),
+            f" {advice}." * bool(advice),
             extra=log_fields("renewal-failed", key=lease.key, fence=lease.fence),
         )
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from celery_redlock import scripts
 from celery_redlock.locking import lock
 from celery_redlock.locks.lease import Lease, drift_of
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.locks.watchdog import Watchdog
-from celery_redlock.members.view import View
+from celery_redlock.members.view import CLOSED, View
 from celery_redlock.testing import FakeClock, FakeNodes
 from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
 
@@ -215,6 +216,21 @@ def view_of(redlock: Redlock) -> View:
     """Return the view of a client that has one."""
     assert redlock.guard.view
     return redlock.guard.view
+
+
+def close(nodes: FakeNodes, redlock: Redlock, *indexes: int) -> None:
+    """Close nodes for a plan that is never finished."""
+    old = view_of(redlock)
+    identities = {
+        label: old.member(label).identity
+        for label in redlock.guard.configuration.labels
+    }
+    plan = View.first_of_epoch(
+        redlock.guard.configuration, identities, before=old, is_founded=False
+    )
+    args = [str(old), f"{CLOSED}{plan}", str(plan), redlock.guard.quarantine_ms]
+    for index in indexes:
+        nodes.nodes[index].memory.execute(scripts.CLOSE, ["redlock:meta"], args)
 
 
 def numbers_of(redlock: Redlock) -> list[int]:

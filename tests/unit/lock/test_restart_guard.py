@@ -13,7 +13,7 @@ from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.locks.lease import Lease
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.members.restart_guard import counters_in, greatest
-from celery_redlock.members.view import CLOSED, UNKNOWN, View
+from celery_redlock.members.view import UNKNOWN, View
 from celery_redlock.testing import FakeClock, FakeNodes
 from celery_redlock.testing.network import FakeNode
 from celery_redlock.wire.quorum import Vote, VoteKind
@@ -24,6 +24,7 @@ from tests.unit.lock.support import (
     args_of,
     asked,
     ballot_of,
+    close,
     configure,
     counters,
     forget,
@@ -782,21 +783,6 @@ def test_node_of_another_deployment_prevents_a_founding(site: Site) -> None:
 
 
 # -- beside a reconfiguration ------------------------------------------------------
-
-
-def close(nodes: FakeNodes, redlock: Redlock, *indexes: int) -> None:
-    """Close nodes for a plan that is never finished."""
-    old = view_of(redlock)
-    identities = {
-        label: old.member(label).identity
-        for label in redlock.guard.configuration.labels
-    }
-    plan = View.first_of_epoch(
-        redlock.guard.configuration, identities, before=old, is_founded=False
-    )
-    args = [str(old), f"{CLOSED}{plan}", str(plan), redlock.guard.quarantine_ms]
-    for index in indexes:
-        nodes.nodes[index].memory.execute(scripts.CLOSE, ["redlock:meta"], args)
 
 
 def test_closed_majority_is_left_alone(site: Site) -> None:

@@ -22,6 +22,7 @@ from tests.unit.lock.support import (
     VALIDITY,
     Site,
     asked,
+    close,
     forget,
     holders,
     new_client,
@@ -411,6 +412,21 @@ def test_renewal_that_failed_is_tried_again_sooner(site: Site) -> None:
     again = TTL / 3 + 4 * TTL / 12
     assert site.told.instants == pytest.approx([again, again + TTL / 3], abs=0.001)
     assert site.told.lost == []
+
+
+def test_renewal_that_a_reconfiguration_ends_is_logged_with_the_remedy(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The nodes differ from this client: no wait of its own would help."""
+    site.watched()
+    close(site.nodes, site.redlock, 0, 1, 2)
+
+    with caplog.at_level(logging.WARNING, "celery_redlock.locks.watchdog"):
+        site.renew_for(3.5)
+
+    (record,) = caplog.records
+    assert " more. The nodes are closed: moving to format " in record.message
+    assert "Wait until `celery -A proj redlock reconfigure` is done" in record.message
 
 
 def test_renewal_that_failed_is_logged(
