@@ -100,6 +100,8 @@ def check_new(
     pattern = escaped(guard.keys.lock("")) + "*"
 
     def look(client: NodeClient) -> tuple[str, int, bool, float]:
+        if client.facts.unfit_because:
+            raise NodeUnreachable(client.facts.unfit_because)
         fields = ("config", "votes", "quarantine_until", "used")
         asked = (("HMGET", guard.keys.meta, *fields), ("TIME",))
         found, time = replies = client.ask(*asked)

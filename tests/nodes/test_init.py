@@ -117,6 +117,27 @@ def test_init_that_was_interrupted_is_run_again(
         until(lambda: "is in quarantine" in redlock.check().problems[0])
 
 
+def test_init_names_a_replica_and_not_what_its_master_was_told(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """It has the words of the clients of its master, and no vote for another reason."""
+    nodes = start_nodes(3)
+    first, second, third = nodes.nodes
+    with client(nodes) as worker, client(nodes) as operator:
+        worker.acquire(key)
+        first.restart()
+        third.restart()
+        until(lambda: worker.check().retry_after is not None)
+        second.command("REPLICAOF", "127.0.0.1", first.port)
+        until(lambda: second.command("INFO")["master_link_status"] == "up")
+
+        with pytest.raises(RedlockError) as refused:
+            operator.initialize()
+
+    replica = f"Node 127.0.0.1:{second.port}/0 is a replica of 127.0.0.1:{first.port}."
+    assert str(refused.value).startswith(replica)
+
+
 def test_init_that_lets_no_node_vote_does_not_say_that_some_do(
     start_nodes: Callable[..., DevNodes],
 ) -> None:
