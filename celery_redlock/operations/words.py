@@ -119,9 +119,14 @@ def age_of(holder: Holder) -> float | None:
 
 
 def since(holder: Holder, at: Callable[[float], str] = instant) -> str:
-    """Return when a holder started, or ``""`` if that is not known."""
+    """Return when a holder started, or ``""`` if that is not known.
+
+    And how long ago, unless its clock is ahead of ours.
+    """
     age = age_of(holder)
-    return "" if age is None else f"{at(holder.started)} ({duration(age)} ago)"
+    if age is None:
+        return ""
+    return f"{at(holder.started)}{f' ({duration(age)} ago)' * bool(age)}"
 
 
 def keys_beside(holder: Holder, key: str) -> list[str]:

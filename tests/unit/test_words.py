@@ -7,6 +7,8 @@ import math
 import pytest
 
 from celery_redlock.basics.timing import duration
+from celery_redlock.locks.lease import Holder
+from celery_redlock.operations.words import since
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,10 @@ from celery_redlock.basics.timing import duration
 def test_duration_is_rounded(seconds: float, text: str) -> None:
     """A duration that is longer has no smaller text: 9.96 s are not 9 s."""
     assert duration(seconds) == text
+
+
+def test_start_by_a_clock_that_is_ahead_has_no_age() -> None:
+    """It has not begun 0.0 s ago, but at an instant that is not known here."""
+    holder = Holder("t", started=32_503_680_000.0)
+
+    assert since(holder) == "3000-01-01 00:00:00 UTC"
