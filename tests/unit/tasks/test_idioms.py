@@ -478,6 +478,30 @@ def test_task_class_of_the_app_leaves_celerys_tasks_alone(nodes: Any) -> None:
         assert mapped.result == [False]  # plain calls, as in any worker
 
 
+def test_task_class_of_flasks_guide_surrounds_the_body_under_its_lock(
+    nodes: Any, own_tasks: None
+) -> None:
+    """``celery_init_app``: a shared task has the context of the application."""
+    flask = pytest.importorskip("flask")
+    site = flask.Flask("site")
+
+    class FlaskTask(Task):
+        def __call__(self, *args: object, **kwargs: object) -> object:
+            with site.app_context():
+                return self.run(*args, **kwargs)
+
+    @singleton_task(name="report", key="report:{customer}")
+    def build_report(customer: int) -> list[str]:
+        lease = current_lease()
+        return [flask.current_app.name, lease.key if lease else "no lock"]
+
+    with open_app(nodes, task_cls=FlaskTask) as app:
+        app.finalize()
+        run = Worker(app, nodes).run(app.tasks["report"], 7)
+
+    assert run.result == ["site", "report:7"]
+
+
 def test_arguments_are_not_checked_without_typing(worker: Worker) -> None:
     """``typing=False``: the message is sent, and the call fails in the worker."""
 
