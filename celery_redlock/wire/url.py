@@ -227,7 +227,7 @@ def _read(spec: Any) -> NodeAddress:
             )
         spec, name = spec["url"], spec.get("name", "")
         name = name.reveal() if isinstance(name, SecretUrl) else name
-    text = spec.reveal() if isinstance(spec, SecretUrl) else str(spec)
+    text = (spec.reveal() if isinstance(spec, SecretUrl) else str(spec)).strip()
     shown = mask_url(text)
     _refuse_unencodable(text)
     try:

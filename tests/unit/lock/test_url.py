@@ -84,6 +84,25 @@ def test_name_has_no_scheme_and_no_credentials(url: str, name: str) -> None:
     assert parse_node(url).name == name
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("redis://a", "redis://a:6380/3", f"rediss://:{SECRET}@a"),
+        *("unix:///run/redis.sock", "postgresql://db/app", "etcd://a:2379,b:2379"),
+    ],
+)
+def test_space_around_a_url_is_no_part_of_it(url: str) -> None:
+    """It comes from ``"redis://a, redis://b".split(",")``, and from a file's last line.
+
+    As a part of the host or the database, it would be the name of another node.
+    """
+    node = parse_node(url)
+
+    assert parse_node(f" {url}") == parse_node(f"{url}\n") == node
+    assert parse_node({"url": f"\t{url} "}) == node
+    assert parse_node(f" {url} ").url.reveal() == url
+
+
 def test_name_can_be_given() -> None:
     """Clients that reach a node under different addresses agree on its name."""
     node = parse_node({"url": f"redis://:{SECRET}@10.0.0.1:1/0", "name": "north"})
