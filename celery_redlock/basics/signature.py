@@ -53,7 +53,9 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 def _passes_on(function: Callable[..., Any]) -> bool:
     module = getattr(function, "__globals__", {}).get("__name__")
-    return module in _PASS_ON and hasattr(function, "__wrapped__")
+    # beartype makes its wrappers in the module of the function.
+    is_beartype = "__beartype_func" in (getattr(function, "__kwdefaults__", None) or {})
+    return (module in _PASS_ON or is_beartype) and hasattr(function, "__wrapped__")
 
 
 def _inside(wrapper: Any) -> Any:

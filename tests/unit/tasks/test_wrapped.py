@@ -67,6 +67,13 @@ def by_pydantic(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def by_beartype(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Check the types of the arguments."""
+    beartype = pytest.importorskip("beartype")
+    wrapped: Callable[..., Any] = beartype.beartype(function)
+    return wrapped
+
+
 def by_sentry(function: Callable[..., Any]) -> Callable[..., Any]:
     """Report the run as a check-in."""
     crons = pytest.importorskip("sentry_sdk.crons")
@@ -236,7 +243,9 @@ def test_call_by_position_and_by_name_is_one_call_under_a_decorator(
     assert job.lock_key("acme") != job.lock_key(days="acme")
 
 
-@pytest.mark.parametrize("wrap", [in_context(), by_tenacity, by_pydantic, by_sentry])
+@pytest.mark.parametrize(
+    "wrap", [in_context(), by_beartype, by_pydantic, by_sentry, by_tenacity]
+)
 @pytest.mark.parametrize("key", [None, "account:{account}"])
 def test_wellknown_decorator_hides_nothing(
     worker: Worker, wrap: Callable[..., Any], key: str | None
