@@ -676,8 +676,8 @@ class _Move:
         one = len(self._new.labels) == 1
         return (
             f"{'The node votes' if one else 'Too many nodes vote'} for the new "
-            "configuration already. Finish the reconfiguration: run it again without "
-            "--abort"
+            "configuration already. If the reconfiguration is not done, run it again "
+            "without --abort"
         )
 
     def _floor(self) -> list[Any]:
