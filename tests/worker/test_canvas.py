@@ -146,7 +146,7 @@ def test_member_that_is_killed_while_it_sends_the_body_of_a_chord_loses_no_chord
     header = [sig(worker, "late", key), sig(worker, "quick", f"{key}-other")]
 
     result = chord(header)(worker.task("tail").s(key))
-    result.parent[1].get(timeout=60)
+    until(lambda: worker.stage.notes(f"{key}-other", "counted-in-chord"))
     worker.stage.open(key)
 
     assert result.get(timeout=60) == [result.parent[0].id, result.parent[1].id]
@@ -170,7 +170,7 @@ def test_member_that_is_terminated_while_it_sends_the_body_of_a_chord_loses_no_c
 
     result = chord(header)(worker.task("tail").s(key))
     last, first = result.parent
-    first.get(timeout=60)
+    until(lambda: worker.stage.notes(f"{key}-other", "counted-in-chord"))
     worker.stage.open(key)
     until(lambda: worker.stage.notes(key, "killed-in-chord"))
     worker.app.control.revoke(last.id, terminate=True, signal="SIGKILL")

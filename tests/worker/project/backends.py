@@ -69,6 +69,7 @@ class KilledInChords(RedisBackend):
             return super().on_chord_part_return(request, *args, **kwargs)
         finally:
             before_task_publish.disconnect(stop)
+            stage().note(key, "counted-in-chord")
 
     @staticmethod
     def _stop() -> None:
